@@ -1,0 +1,20 @@
+/// The extension module: each part binds itself in its own directory.
+#include <pybind11/pybind11.h>
+
+#include "problem.hpp"
+
+namespace fag::tiling {
+void bind_tiling(pybind11::module_& m);
+}
+namespace fag::cpu {
+void bind_cpu(pybind11::module_& m);
+}
+
+PYBIND11_MODULE(_native, m) {
+    m.doc() = "Native part of fag_kernel: host tiling and CPU kernels. Private; use fag_kernel.plan and fag_kernel.abi.";
+    fag::bind_problem(m);
+    fag::tiling::bind_tiling(m);
+#if FAG_HAS_CPU
+    fag::cpu::bind_cpu(m);
+#endif
+}

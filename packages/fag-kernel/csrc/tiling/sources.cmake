@@ -1,0 +1,3 @@
+set(FAG_TILING_SOURCES
+  csrc/tiling/bind.cpp
+)

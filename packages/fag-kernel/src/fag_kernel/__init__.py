@@ -1,0 +1,13 @@
+"""Host tiling and CPU kernels of flash attention and its gradient, on NumPy arrays and raw pointers.
+
+`fag_kernel.abi` is the interface for frameworks. Nothing here imports torch.
+"""
+
+import fag_metadata
+
+from fag_kernel._version import __version__
+from fag_kernel.contract import ACCEPTS, KERNEL_ABI, check_metadata_package
+
+check_metadata_package(fag_metadata)
+
+__all__ = ["ACCEPTS", "KERNEL_ABI", "__version__"]
