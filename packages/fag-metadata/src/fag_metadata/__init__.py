@@ -1,0 +1,37 @@
+"""Task split of flash attention and its gradient: the problem, who computes which tiles, and the int32 tensor that says so.
+
+Needs NumPy only. Public names:
+
+- `flash_attn_metadata`: CANN's function; returns the tensor.
+- `AttentionProblem`, `MaskMode`, `Layout`, `TensorSpec`: what is computed, and every argument rule.
+- `Target`, `TARGETS`: the machines that splits are made for.
+- `FORMAT_VERSION`: version of the tensor's layout.
+"""
+
+from ._version import __version__
+from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
+from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split
+from .problem import AttentionProblem
+from .targets import TARGETS, Target
+from .terms import Layout, Lengths, MaskMode, TensorSpec
+
+__all__ = [
+    "FORMAT_VERSION",
+    "TARGETS",
+    "AttentionProblem",
+    "ContractError",
+    "ForwardSplit",
+    "GradSplit",
+    "InvalidProblemError",
+    "InvalidTypeError",
+    "Layout",
+    "Lengths",
+    "MaskMode",
+    "MetadataError",
+    "Route",
+    "Split",
+    "Target",
+    "TensorSpec",
+    "UnsupportedError",
+    "__version__",
+]

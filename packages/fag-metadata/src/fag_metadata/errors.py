@@ -1,0 +1,64 @@
+"""Exception types of the three FAG packages.
+
+Every message has the form `<op>: <argument> <what must hold>, got <value>[ (<related>=<value>)]. <Remedy>.` so that a
+test or a user can find the argument, the rule and the value in it. `problem_error` and `type_error` build that text.
+"""
+
+from __future__ import annotations
+
+
+class InvalidProblemError(ValueError):
+    """An argument has a value with which no implementation could run."""
+
+
+class InvalidTypeError(TypeError):
+    """An argument has the wrong dtype, or is not an array or number at all."""
+
+
+class MetadataError(ValueError):
+    """A metadata tensor is corrupt, truncated, or was made for another problem."""
+
+
+class UnsupportedError(NotImplementedError):
+    """The problem is valid, but no implementation that is present can run it."""
+
+
+class ContractError(ImportError):
+    """Two installed FAG packages do not fit together."""
+
+
+def message(op: str, argument: str, rule: str, got: object, *, remedy: str = "", **related: object) -> str:
+    """Builds the one form of error text.
+
+    Args:
+        op: Operator or function the user called.
+        argument: Argument that breaks the rule.
+        rule: What must hold, starting with "must".
+        got: The offending value.
+        remedy: What to do about it, one sentence without its full stop.
+        **related: Other values the rule depends on.
+    Returns:
+        The text, one line.
+    Example:
+        >>> message("flash_attn", "n1", "must be a multiple of n2", 6, n2=4)
+        'flash_attn: n1 must be a multiple of n2, got 6 (n2=4).'
+    """
+    context = ", ".join(f"{name}={value}" for name, value in related.items())
+    text = f"{op}: {argument} {rule}, got {got}"
+    if context:
+        text += f" ({context})"
+    return f"{text}. {remedy}." if remedy else f"{text}."
+
+
+def problem_error(
+    op: str, argument: str, rule: str, got: object, *, remedy: str = "", **related: object
+) -> InvalidProblemError:
+    """Returns an InvalidProblemError with the text of `message`."""
+    return InvalidProblemError(message(op, argument, rule, got, remedy=remedy, **related))
+
+
+def type_error(
+    op: str, argument: str, rule: str, got: object, *, remedy: str = "", **related: object
+) -> InvalidTypeError:
+    """Returns an InvalidTypeError with the text of `message`."""
+    return InvalidTypeError(message(op, argument, rule, got, remedy=remedy, **related))

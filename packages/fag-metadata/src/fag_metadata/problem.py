@@ -1,0 +1,475 @@
+"""AttentionProblem: the one frozen description of a call that every later stage reads.
+
+Two constructors, one per kind of caller: `from_metadata_args` (sizes) and `from_tensors` (shapes and dtypes of real
+tensors). Both apply the rules of `arguments.py` and normalise; afterwards nothing needs checking again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import arguments as rules
+from .errors import problem_error
+from .terms import INT32_MAX, Layout, Lengths, MaskMode, TensorSpec
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionProblem:
+    """What is computed: shapes, lengths, mask and layout of one attention call, valid by construction.
+
+    Make one with `from_metadata_args` or `from_tensors`; calling the class itself checks nothing.
+
+    Attributes:
+        layout: Layout of q, k and v.
+        b: Batch size; with TND the number of packed sequences.
+        n1: Query heads.
+        n2: Key-value heads.
+        d: Head dim of q and k.
+        dv: Head dim of v and of the output.
+        s1: Dense layouts: length of the query axis. TND: longest query sequence.
+        s2: The same for keys.
+        t1: Query tokens: b * s1, or the last of cu_seqlens_q.
+        t2: Key tokens.
+        mask_mode: See MaskMode.
+        win_left: Keys visible to the left of the diagonal, -1 = unbounded.
+        win_right: Keys visible to the right of the diagonal, -1 = unbounded.
+        cu_seqlens_q: First token of each packed query sequence and the end, (b + 1,), or None.
+        cu_seqlens_kv: The same for keys.
+        seqused_q: Used length of each query slot, (b,), or None.
+        seqused_kv: The same for keys.
+        max_seqlen_q: The bound that was given, or -1. It never changes a result.
+        max_seqlen_kv: The same for keys.
+    Example:
+        >>> problem = AttentionProblem.from_metadata_args(8, 2, 128, batch_size=2, max_seqlen_q=100, max_seqlen_kv=300)
+        >>> problem.g, problem.t2, problem.lengths_q.tolist()
+        (4, 600, [100, 100])
+    """
+
+    layout: Layout
+    b: int
+    n1: int
+    n2: int
+    d: int
+    dv: int
+    s1: int
+    s2: int
+    t1: int
+    t2: int
+    mask_mode: MaskMode
+    win_left: int
+    win_right: int
+    cu_seqlens_q: Lengths | None = None
+    cu_seqlens_kv: Lengths | None = None
+    seqused_q: Lengths | None = None
+    seqused_kv: Lengths | None = None
+    max_seqlen_q: int = -1
+    max_seqlen_kv: int = -1
+
+    # ---- equality: all fields; the hash is computed once -------------------------------------------------------------
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        return (
+            self.layout, self.b, self.n1, self.n2, self.d, self.dv, self.s1, self.s2, self.t1, self.t2,
+            self.mask_mode, self.win_left, self.win_right, self.max_seqlen_q, self.max_seqlen_kv,
+            self.cu_seqlens_q, self.cu_seqlens_kv, self.seqused_q, self.seqused_kv,
+        )  # fmt: skip
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, AttentionProblem) and self._hash == other._hash and self._key == other._key
+
+    # ---- derived, computed once -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def g(self) -> int:
+        """Query heads per key-value head."""
+        return self.n1 // self.n2
+
+    @cached_property
+    def lengths_q(self) -> Int64Array:
+        """Real query length of each batch entry, shape (b,)."""
+        return _effective(self.seqused_q, self.cu_seqlens_q, self.b, self.s1)
+
+    @cached_property
+    def lengths_kv(self) -> Int64Array:
+        """Real key length of each batch entry, shape (b,)."""
+        return _effective(self.seqused_kv, self.cu_seqlens_kv, self.b, self.s2)
+
+    @cached_property
+    def starts_q(self) -> Int64Array:
+        """First query token of each batch entry, counting the tokens of all slots, shape (b,)."""
+        return _starts(self.cu_seqlens_q, self.b, self.s1)
+
+    @cached_property
+    def starts_kv(self) -> Int64Array:
+        """First key token of each batch entry, counting the tokens of all slots, shape (b,)."""
+        return _starts(self.cu_seqlens_kv, self.b, self.s2)
+
+    @property
+    def has_lengths_q(self) -> bool:
+        """Whether query lengths were given, as cu_seqlens_q or seqused_q."""
+        return self.cu_seqlens_q is not None or self.seqused_q is not None
+
+    @property
+    def has_lengths_kv(self) -> bool:
+        """Whether key lengths were given, as cu_seqlens_kv or seqused_kv."""
+        return self.cu_seqlens_kv is not None or self.seqused_kv is not None
+
+    @cached_property
+    def is_uniform_tnd(self) -> bool:
+        """Whether this is a packed batch whose query lengths are all equal, and whose key lengths are all equal."""
+        if self.layout is not Layout.TND or self.b == 0:
+            return False
+        lq, lk = self.lengths_q, self.lengths_kv
+        return bool((lq == lq[0]).all() and (lk == lk[0]).all())
+
+    @cached_property
+    def is_variable(self) -> bool:
+        """Whether batch entries are split by their own lengths: TND or seqused, but not uniform TND (rule G4)."""
+        if self.layout is Layout.TND:
+            return not self.is_uniform_tnd
+        return self.seqused_q is not None or self.seqused_kv is not None
+
+    @cached_property
+    def has_empty_sequence(self) -> bool:
+        """Whether some batch entry has no query or no key."""
+        if not self.has_lengths_q and not self.has_lengths_kv:
+            return self.s1 == 0 or self.s2 == 0
+        return bool((self.lengths_q == 0).any() or (self.lengths_kv == 0).any())
+
+    @property
+    def given_s1(self) -> int:
+        """CANN's attribute max_seqlen_q: s1, or the bound (-1 = none) where lengths are given."""
+        return self.max_seqlen_q if self.has_lengths_q else self.s1
+
+    @property
+    def given_s2(self) -> int:
+        """CANN's attribute max_seqlen_kv: s2, or the bound (-1 = none) where lengths are given."""
+        return self.max_seqlen_kv if self.has_lengths_kv else self.s2
+
+    # ---- constructors ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_metadata_args(
+        cls,
+        num_heads_q: int,
+        num_heads_kv: int,
+        head_dim: int,
+        *,
+        head_dim_v: int | None = None,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_kv: Any = None,
+        seqused_q: Any = None,
+        seqused_kv: Any = None,
+        batch_size: int | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        mask_mode: MaskMode | int | str | None = None,
+        win_left: int | None = None,
+        win_right: int | None = None,
+        layout_q: str | None = None,
+        layout_kv: str | None = None,
+        layout_out: str | None = None,
+        is_grad_enabled: bool = False,
+        op: str = "flash_attn_metadata",
+    ) -> AttentionProblem:
+        """Describes a call by its sizes: the arguments of flash_attn_metadata.
+
+        Args:
+            num_heads_q: Query heads N1, a multiple of num_heads_kv.
+            num_heads_kv: Key-value heads N2.
+            head_dim: Head dim D of q and k, 1..256.
+            head_dim_v: Head dim Dv of v, 1..D; None or -1 = D.
+            cu_seqlens_q: int32 (B+1,), with layout TND only.
+            cu_seqlens_kv: int32 (B+1,), with layout TND only.
+            seqused_q: int32 (B,), used length of each query slot.
+            seqused_kv: int32 (B,), used length of each key slot.
+            batch_size: B; None or -1 = length of the lists.
+            max_seqlen_q: S1; with lengths a bound, None or -1 = none.
+            max_seqlen_kv: S2; with lengths a bound, None or -1 = none.
+            mask_mode: MaskMode, its int or its name; None = NO_MASK.
+            win_left: -1 or 0..2^31-1; None = -1.
+            win_right: -1 or 0..2^31-1; None = -1.
+            layout_q: BSND, BNSD or TND; None = BSND.
+            layout_kv: Equal to layout_q; None = layout_q. CANN's paged layouts (PA_...) describe the storage of the keys
+                only and are accepted for a forward split.
+            layout_out: Equal to layout_q, or BSND with layout_q BNSD; None = layout_q.
+            is_grad_enabled: Whether a gradient will be asked for; refuses paged keys.
+            op: Name that stands in the messages.
+        Returns:
+            The validated problem.
+        Raises:
+            InvalidProblemError: If a value breaks a rule; the message names argument, rule and value.
+            InvalidTypeError: If an argument has the wrong type.
+        """
+        layout = rules.parse_layout(op, "layout_q", "BSND" if layout_q is None else layout_q)
+        is_paged = isinstance(layout_kv, str) and layout_kv.startswith("PA_") and layout is not Layout.TND
+        if is_paged and is_grad_enabled:
+            raise problem_error(op, "layout_kv", "must equal layout_q when is_grad_enabled", layout_kv, layout_q=layout)
+        rules.check_layouts(
+            op,
+            layout,
+            layout if layout_kv is None or is_paged else layout_kv,
+            layout if layout_out is None else layout_out,
+            is_grad=False,
+        )
+        n1 = rules.parse_int(op, "num_heads_q", num_heads_q, 1, INT32_MAX)
+        n2 = rules.parse_int(op, "num_heads_kv", num_heads_kv, 1, INT32_MAX)
+        rules.check_heads(op, ("num_heads_q", "num_heads_kv"), n1, n2)
+        d = rules.parse_int(op, "head_dim", head_dim, -INT32_MAX, INT32_MAX)
+        dv = d if head_dim_v is None else rules.parse_int(op, "head_dim_v", head_dim_v, -INT32_MAX, INT32_MAX)
+        dv = d if dv == -1 else dv
+        rules.check_head_dims(op, ("head_dim", "head_dim_v"), d, dv)
+        mode = MaskMode.parse(op, 0 if mask_mode is None else mask_mode)
+        left, right = rules.check_windows(
+            op, mode, -1 if win_left is None else win_left, -1 if win_right is None else win_right
+        )
+
+        b_given = -1 if batch_size is None else rules.parse_int(op, "batch_size", batch_size, -1, rules.MAX_BATCH)
+        lists = _parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+        b = _batch_of_lists(op, layout, lists, b_given)
+        bounds = (-1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_kv is None else max_seqlen_kv)
+        sides = []
+        for side, cu, used, bound in zip(("q", "kv"), lists[:2], lists[2:], bounds):
+            name = f"max_seqlen_{side}"
+            if cu is None and used is None:
+                s = rules.parse_int(op, name, bound, -1, INT32_MAX)
+                if s == -1:
+                    remedy = f"Pass the sequence length of {'q' if side == 'q' else 'k'}"
+                    raise problem_error(op, name, f"must be given with layout {layout} without lengths", s, remedy=remedy)
+                sides.append((s, b * s, s))
+                continue
+            if used is not None:
+                rules.check_seqused(op, f"seqused_{side}", used, b, None if cu is None else _steps(cu))
+            longest = _longest(used, cu)
+            s_given = rules.check_max_seqlen(op, name, bound, longest)
+            slot = longest if s_given == -1 or layout is Layout.TND else s_given
+            sides.append((slot, b * slot if cu is None else int(cu.values[-1]), s_given))
+        (s1, t1, max_q), (s2, t2, max_kv) = sides
+        return cls(layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, max_q, max_kv)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        op: str,
+        *,
+        q: TensorSpec,
+        k: TensorSpec,
+        v: TensorSpec,
+        dout: TensorSpec | None = None,
+        attn_out: TensorSpec | None = None,
+        softmax_lse: TensorSpec | None = None,
+        sinks: TensorSpec | None = None,
+        attn_mask: TensorSpec | None = None,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_kv: Any = None,
+        seqused_q: Any = None,
+        seqused_kv: Any = None,
+        mask_mode: MaskMode | int | str = 0,
+        win_left: int = -1,
+        win_right: int = -1,
+        max_seqlen_q: int = -1,
+        max_seqlen_kv: int = -1,
+        layout_q: str = "BSND",
+        layout_kv: str = "BSND",
+        layout_out: str = "BSND",
+    ) -> AttentionProblem:
+        """Describes a call by the shapes and dtypes of its tensors, and checks every rule of the operator contract.
+
+        Args:
+            op: Name that stands in the messages.
+            q: (B,S1,N1,D), (B,N1,S1,D) or (T1,N1,D); float16, bfloat16 or float32.
+            k: As q with S2, N2.
+            v: As k with Dv.
+            dout: Gradient of the output, in layout_out, dtype of q; its presence makes this a gradient call.
+            attn_out: Output, in layout_out, dtype of q.
+            softmax_lse: float32, (B,N1,S1) or (N1,T1).
+            sinks: float32, (N1,).
+            attn_mask: CANN's constant mask, or None; check its content with arguments.check_attn_mask_content.
+            cu_seqlens_q: int32 (B+1,) on the host; with TND only, and required there.
+            cu_seqlens_kv: As cu_seqlens_q.
+            seqused_q: int32 (B,) on the host, 0 <= value <= slot.
+            seqused_kv: As seqused_q.
+            mask_mode: MaskMode, its int or its name.
+            win_left: -1 or 0..2^31-1.
+            win_right: -1 or 0..2^31-1.
+            max_seqlen_q: -1, or at least the longest query sequence.
+            max_seqlen_kv: -1, or at least the longest key sequence.
+            layout_q: BSND, BNSD or TND.
+            layout_kv: Equal to layout_q.
+            layout_out: Equal to layout_q; for the forward also BSND with layout_q BNSD.
+        Returns:
+            The validated problem.
+        Raises:
+            InvalidProblemError: If a value breaks a rule; the message names argument, rule and value.
+            InvalidTypeError: If a dtype or the type of an argument is wrong; the message names both dtypes.
+        Example:
+            >>> spec = TensorSpec((1, 5, 2, 8), "bfloat16")
+            >>> AttentionProblem.from_tensors("flash_attn", q=spec, k=spec, v=spec, mask_mode="causal").s1
+            5
+        """
+        layout = rules.parse_layout(op, "layout_q", layout_q)
+        out_layout = rules.check_layouts(op, layout, layout_kv, layout_out, is_grad=dout is not None)
+        rules.check_input_dtype(op, "q", q)
+        for name, spec in (("k", k), ("v", v), ("dout", dout), ("attn_out", attn_out)):
+            if spec is not None:
+                rules.check_dtype(op, name, spec, q.dtype, "q")
+        for name, spec in (("q", q), ("k", k), ("v", v)):
+            rules.check_rank(op, name, spec, layout)
+        b, s1, n1, d = _axes(layout, q)
+        b_k, s2, n2, d_k = _axes(layout, k)
+        dv = v.shape[-1]
+        if n1 == 0 or n2 == 0:
+            raise problem_error(op, "q" if n1 == 0 else "k", "must have at least one head", f"N1={n1}, N2={n2}")
+        if b_k != b:
+            raise problem_error(op, "k", "must have the batch of q", f"B={b_k}", q=f"B={b}")
+        if d_k != d:
+            raise problem_error(op, "k", "must have the head dim D of q", f"D={d_k}", q=f"D={d}")
+        rules.check_head_dims(op, ("q", "v"), d, dv)
+        rules.check_shape(op, "v", v, (*k.shape[:-1], dv), "that of k up to Dv")
+        rules.check_heads(op, ("N1", "N2"), n1, n2)
+        mode = MaskMode.parse(op, mask_mode)
+        left, right = rules.check_windows(op, mode, win_left, win_right)
+        if attn_mask is not None:
+            rules.check_attn_mask(op, attn_mask, mode)
+
+        lists = _parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+        b = _batch_of_lists(op, layout, lists, b, "q")
+        slots: list[NDArray[np.int64] | int]
+        if layout is Layout.TND:
+            t1, t2 = s1, s2
+            assert lists[0] is not None and lists[1] is not None  # _batch_of_lists has refused that
+            rules.check_cu_seqlens(op, "cu_seqlens_q", lists[0], t1)
+            rules.check_cu_seqlens(op, "cu_seqlens_kv", lists[1], t2)
+            slots = [_steps(lists[0]), _steps(lists[1])]
+        else:
+            t1, t2 = b * s1, b * s2
+            slots = [s1, s2]
+        bounds = []
+        for side, slot, used, bound in zip(("q", "kv"), slots, lists[2:], (max_seqlen_q, max_seqlen_kv)):
+            if used is not None:
+                rules.check_seqused(op, f"seqused_{side}", used, b, slot)
+                longest = _longest(used, None)
+            else:
+                longest = slot if isinstance(slot, int) else int(slot.max(initial=0))
+            bounds.append((rules.check_max_seqlen(op, f"max_seqlen_{side}", bound, longest), longest))
+        if layout is Layout.TND:
+            s1, s2 = bounds[0][1], bounds[1][1]
+
+        if dout is not None or attn_out is not None:
+            shape = {Layout.BSND: (b, s1, n1, dv), Layout.BNSD: (b, n1, s1, dv), Layout.TND: (t1, n1, dv)}[out_layout]
+            axes = f"({', '.join(out_layout.value[:-1])}, Dv)"
+            for name, spec in (("dout", dout), ("attn_out", attn_out)):
+                if spec is not None:
+                    rules.check_shape(op, name, spec, shape, axes)
+        if softmax_lse is not None:
+            rules.check_dtype(op, "softmax_lse", softmax_lse, "float32")
+            packed = layout is Layout.TND
+            rules.check_shape(
+                op, "softmax_lse", softmax_lse, (n1, t1) if packed else (b, n1, s1), "(N1, T1)" if packed else "(B, N1, S1)"
+            )
+        if sinks is not None:
+            rules.check_dtype(op, "sinks", sinks, "float32")
+            rules.check_shape(op, "sinks", sinks, (n1,), "(N1,)")
+        return cls(
+            layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, bounds[0][0], bounds[1][0]
+        )
+
+
+_Lists = tuple["Lengths | None", "Lengths | None", "Lengths | None", "Lengths | None"]
+
+
+def _parse_lists(op: str, cu_q: Any, cu_kv: Any, used_q: Any, used_kv: Any) -> _Lists:
+    return (
+        None if cu_q is None else Lengths.parse(op, "cu_seqlens_q", cu_q),
+        None if cu_kv is None else Lengths.parse(op, "cu_seqlens_kv", cu_kv),
+        None if used_q is None else Lengths.parse(op, "seqused_q", used_q),
+        None if used_kv is None else Lengths.parse(op, "seqused_kv", used_kv),
+    )
+
+
+def _batch_of_lists(op: str, layout: Layout, lists: _Lists, b_given: int, b_name: str = "batch_size") -> int:
+    """Returns B: what is given, or the length of the lists, which must agree."""
+    cu_q, cu_kv, used_q, used_kv = lists
+    if layout is Layout.TND:
+        for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
+            if cu is None:
+                raise problem_error(op, name, "must be given with layout TND", None)
+            rules.check_cu_seqlens(op, name, cu, None)
+        assert cu_q is not None and cu_kv is not None
+        b = len(cu_q) - 1
+        if len(cu_kv) - 1 != b:
+            raise problem_error(
+                op, "cu_seqlens_kv", "must describe the batch of cu_seqlens_q", f"B={len(cu_kv) - 1}", cu_seqlens_q=f"B={b}"
+            )
+        if b_name == "batch_size" and b_given not in (-1, b):
+            raise problem_error(
+                op, "batch_size", "must be that of cu_seqlens_q", b_given, cu_seqlens_q=f"B={b}", remedy="Leave it out"
+            )
+        return b
+    for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
+        if cu is not None:
+            raise problem_error(
+                op, name, f"must be None with layout {layout}", f"{len(cu)} elements", remedy="Use layout TND, or seqused"
+            )
+    if b_given != -1:
+        rules.check_batch(op, b_name, b_given)
+    elif used_q is None and used_kv is None:
+        raise problem_error(op, b_name, f"must be given with layout {layout} without lengths", None)
+    for name, used in (("seqused_q", used_q), ("seqused_kv", used_kv)):
+        if used is not None and b_given == -1:
+            b_given = len(used)
+            rules.check_batch(op, name, b_given)
+        elif used is not None and len(used) != b_given:
+            raise problem_error(op, name, "must have B elements", f"{len(used)} elements", B=b_given)
+    return b_given
+
+
+def _axes(layout: Layout, spec: TensorSpec) -> tuple[int, int, int, int]:
+    """Returns (b, s, n, d) of a q or k; for TND b = 0 stands for unknown and s is T."""
+    shape = spec.shape
+    if layout is Layout.BSND:
+        return shape[0], shape[1], shape[2], shape[3]
+    if layout is Layout.BNSD:
+        return shape[0], shape[2], shape[1], shape[3]
+    return 0, shape[0], shape[1], shape[2]
+
+
+def _steps(offsets: Lengths) -> Int64Array:
+    steps: Int64Array = offsets.values[1:] - offsets.values[:-1]
+    return steps
+
+
+def _longest(used: Lengths | None, cu: Lengths | None) -> int:
+    if used is not None:
+        return int(used.values.max(initial=0))
+    assert cu is not None
+    return int(_steps(cu).max(initial=0))
+
+
+def _effective(used: Lengths | None, cu: Lengths | None, b: int, s: int) -> Int64Array:
+    lengths = used.values if used is not None else _steps(cu) if cu is not None else np.full(b, s, np.int64)
+    lengths.flags.writeable = False
+    return lengths
+
+
+def _starts(cu: Lengths | None, b: int, s: int) -> Int64Array:
+    starts: Int64Array = cu.values[:-1] if cu is not None else np.arange(b, dtype=np.int64) * s
+    starts.flags.writeable = False
+    return starts
