@@ -1,3 +1,13 @@
 set(FAG_TILING_SOURCES
   csrc/tiling/bind.cpp
+  csrc/tiling/check.cpp
+  csrc/tiling/key.cpp
+  csrc/tiling/parse.cpp
+  csrc/tiling/plan.cpp
+  csrc/tiling/platform.cpp
+  csrc/tiling/schedule.cpp
+  csrc/tiling/sparse.cpp
+  csrc/tiling/swizzle.cpp
+  csrc/tiling/tiling_data.cpp
+  csrc/tiling/workspace.cpp
 )
