@@ -1,4 +1,5 @@
-"""Task split of flash attention and its gradient: the problem, who computes which tiles, and the int32 tensor that says so.
+"""Task split of flash attention and its gradient: the problem, who computes which tiles, and the int32 tensor
+that says so.
 
 Needs NumPy only. Public names:
 

@@ -1,7 +1,7 @@
 """The argument rules of spec sections 3-5, one function per rule, each with its message.
 
-`problem.py` decides which rules apply to a call; nothing else in the three packages checks arguments. A rule takes the
-name of the operator and of the argument, so that the same rule reads right for every caller.
+`problem.py` decides which rules apply to a call; nothing else in the three packages checks arguments. A rule
+takes the name of the operator and of the argument, so that the same rule reads right for every caller.
 """
 
 from __future__ import annotations
@@ -110,7 +110,11 @@ def check_cu_seqlens(op: str, name: str, offsets: Lengths, tokens: int | None) -
     if len(steps) and steps.min() < 0:
         where = int(np.argmax(steps < 0))
         raise problem_error(
-            op, name, "must not decrease", f"{int(values[where + 1])} after {int(values[where])}", index=where + 1
+            op,
+            name,
+            "must not decrease",
+            f"{int(values[where + 1])} after {int(values[where])}",
+            index=where + 1,
         )
     if tokens is not None and values[-1] != tokens:
         raise problem_error(op, name, "must end with the number of tokens T", int(values[-1]), T=tokens)
@@ -137,7 +141,7 @@ def check_seqused(op: str, name: str, used: Lengths, b: int, slots: NDArray[np.i
 def check_max_seqlen(op: str, name: str, value: Any, longest: int) -> int:
     """Returns the bound: -1 (none), or at least the true maximum."""
     bound = parse_int(op, name, value, -INT32_MAX - 1, INT32_MAX)
-    if bound != -1 and bound < longest or bound < -1:
+    if (bound != -1 and bound < longest) or bound < -1:
         raise problem_error(
             op,
             name,
@@ -159,7 +163,9 @@ def check_dtype(op: str, name: str, spec: TensorSpec, expected: str, reference: 
     """Checks that a tensor has the dtype `expected`, which may be that of the tensor `reference`."""
     if spec.dtype != expected:
         if reference:
-            raise type_error(op, name, f"must have the dtype of {reference}", spec.dtype, **{reference: expected})
+            raise type_error(
+                op, name, f"must have the dtype of {reference}", spec.dtype, **{reference: expected}
+            )
         raise type_error(op, name, f"must be {expected}", spec.dtype)
 
 
@@ -186,9 +192,11 @@ def check_rank(op: str, name: str, spec: TensorSpec, layout: Layout) -> None:
 
 def check_attn_mask(op: str, spec: TensorSpec, mode: MaskMode) -> None:
     """Checks that an attn_mask is described like CANN's constant, and that the mode takes one."""
-    form = "must be None or CANN's constant, int8/uint8/bool of shape (2048, 2048) with 0 on and below the diagonal"
+    form = "must be None or CANN's constant: int8, uint8 or bool (2048, 2048), 0 on and below the diagonal"
     if mode is MaskMode.NO_MASK:
-        raise problem_error(op, "attn_mask", "must be None with mask_mode NO_MASK", f"shape {tuple(spec.shape)}", mask_mode=0)
+        raise problem_error(
+            op, "attn_mask", "must be None with mask_mode NO_MASK", f"shape {tuple(spec.shape)}", mask_mode=0
+        )
     if spec.dtype not in ATTN_MASK_DTYPES:
         raise type_error(op, "attn_mask", form, spec.dtype)
     if tuple(spec.shape) != (ATTN_MASK_SIZE, ATTN_MASK_SIZE):
@@ -200,9 +208,12 @@ def check_attn_mask_content(op: str, mask: Any) -> None:
 
     Args:
         op: Operator the user called, for the message.
-        mask: Array or host tensor that passed check_attn_mask; 4 MiB are read, which takes about a millisecond.
+        mask: Array or host tensor that passed check_attn_mask; 4 MiB are read, which takes about a
+        millisecond.
+
     Raises:
         InvalidProblemError: If any element differs, naming the first one.
+
     Example:
         >>> import numpy as np
         >>> check_attn_mask_content("flash_attn", np.triu(np.ones((2048, 2048), np.int8), 1))

@@ -1,7 +1,8 @@
 """Exception types of the three FAG packages.
 
-Every message has the form `<op>: <argument> <what must hold>, got <value>[ (<related>=<value>)]. <Remedy>.` so that a
-test or a user can find the argument, the rule and the value in it. `problem_error` and `type_error` build that text.
+Every message has the form `<op>: <argument> <what must hold>, got <value>[ (<related>=<value>)]. <Remedy>.`
+so that a test or a user can find the argument, the rule and the value in it. `problem_error` and `type_error`
+build that text.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ def message(op: str, argument: str, rule: str, got: object, *, remedy: str = "",
         got: The offending value.
         remedy: What to do about it, one sentence without its full stop.
         **related: Other values the rule depends on.
+
     Returns:
         The text, one line.
+
     Example:
         >>> message("flash_attn", "n1", "must be a multiple of n2", 6, n2=4)
         'flash_attn: n1 must be a multiple of n2, got 6 (n2=4).'

@@ -1,15 +1,16 @@
 """The int32 metadata tensor as one table of named fields; everything that knows an offset takes it from here.
 
-The tensor is CANN's `flash_attn_metadata` (words 0..7 of the head, the rows and the FAG block), with our identity in the
-head words 8..15 that CANN leaves zero:
+The tensor is CANN's `flash_attn_metadata` (words 0..7 of the head, the rows and the FAG block), with our
+identity in the head words 8..15 that CANN leaves zero:
 
     0                                head, 16 words
     16                               FA rows: section_num x aic x 16 words
     16 + section_num*aic*16          FD rows: section_num x aiv x 16 words
     16 + section_num*(aic+aiv)*16    FAG block, only with is_grad; C cube slots and 2*C vector slots
 
-pack, unpack and `include/fag_metadata/layout.h` (see `_header.py`) are derived from the tables HEAD, IDENTITY, FA_ROW,
-FD_ROW and GRAD. A change of a table needs a step of FORMAT_VERSION; a test compares the digest with contracts.toml.
+pack, unpack and `include/fag_metadata/layout.h` (see `_header.py`) are derived from the tables HEAD,
+IDENTITY, FA_ROW, FD_ROW and GRAD. A change of a table needs a step of FORMAT_VERSION; a test compares the
+digest with contracts.toml.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MIN_WORDS = 8192
 TILE = 128
 """Rows and columns of a backward tile; the last of a sequence may be smaller."""
 BWD_UNIT_KEYS = 256
-"""dQ is summed within units of this many keys from zero, then over the units in key order, by every kernel."""
+"""Every kernel sums dQ within units of this many keys from zero, then over the units in key order."""
 FWD_UNIT_KEYS = 2048
 """The online softmax of a row starts afresh in each unit of this many keys; the units merge in key order."""
 FWD_STEP_KEYS = 128
@@ -79,7 +80,9 @@ LAYOUT_CODES = ("BSND", "BNSD", "TND")
 
 
 class Field(NamedTuple):
-    """One named place of a table: `cubes` = 0 is one word, 1 one word per cube slot, 2 one per vector slot."""
+    """One named place of a table: `cubes` = 0 is one word, 1 one word per cube slot, 2 one per vector
+    slot.
+    """
 
     name: str
     cubes: int
@@ -247,9 +250,9 @@ class ForwardSplit:
 class GradSplit:
     """Who computes which backward tiles; the fields are those of the table GRAD.
 
-    A tile is 128 queries x 128 keys of one query head; numbers count all tiles, also masked ones, in the order batch,
-    kv head, query head of it, key tile, query tile (fastest). With is_variable each batch entry has its own rectangle of
-    ceil(len_q/128) x ceil(len_kv/128) tiles per head, otherwise all have o1 x o2.
+    A tile is 128 queries x 128 keys of one query head; numbers count all tiles, also masked ones, in the
+    order batch, kv head, query head of it, key tile, query tile (fastest). With is_variable each batch entry
+    has its own rectangle of ceil(len_q/128) x ceil(len_kv/128) tiles per head, otherwise all have o1 x o2.
 
     Attributes:
         split_axis: 0 = all axes, 1 = whole heads.
@@ -309,6 +312,7 @@ def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | N
         forward: Forward split; its shapes give aic and aiv.
         grad: Backward split, or None.
         identity: The eight words 8..15, or None for zeros (as CANN writes them).
+
     Returns:
         int32 (n,), n = written words rounded up to 4096, at least 8192; the rest is zero.
     """

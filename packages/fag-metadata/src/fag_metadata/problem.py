@@ -1,7 +1,8 @@
 """AttentionProblem: the one frozen description of a call that every later stage reads.
 
-Two constructors, one per kind of caller: `from_metadata_args` (sizes) and `from_tensors` (shapes and dtypes of real
-tensors). Both apply the rules of `arguments.py` and normalise; afterwards nothing needs checking again.
+Two constructors, one per kind of caller: `from_metadata_args` (sizes) and `from_tensors` (shapes and dtypes
+of real tensors). Both apply the rules of `arguments.py` and normalise; afterwards nothing needs checking
+again.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ class AttentionProblem:
         seqused_kv: The same for keys.
         max_seqlen_q: The bound that was given, or -1. It never changes a result.
         max_seqlen_kv: The same for keys.
+
     Example:
-        >>> problem = AttentionProblem.from_metadata_args(8, 2, 128, batch_size=2, max_seqlen_q=100, max_seqlen_kv=300)
+        >>> problem = AttentionProblem.from_metadata_args(
+        ...     8, 2, 128, batch_size=2, max_seqlen_q=100, max_seqlen_kv=300
+        ... )
         >>> problem.g, problem.t2, problem.lengths_q.tolist()
         (4, 600, [100, 100])
     """
@@ -72,7 +76,8 @@ class AttentionProblem:
     max_seqlen_q: int = -1
     max_seqlen_kv: int = -1
 
-    # ---- equality: all fields; the hash is computed once -------------------------------------------------------------
+    # ---- equality: all fields; the hash is computed once
+    # -------------------------------------------------------------
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
@@ -94,7 +99,8 @@ class AttentionProblem:
             return True
         return isinstance(other, AttentionProblem) and self._hash == other._hash and self._key == other._key
 
-    # ---- derived, computed once -----------------------------------------------------------------------------------------
+    # ---- derived, computed once
+    # -----------------------------------------------------------------------------------------
 
     @cached_property
     def g(self) -> int:
@@ -133,7 +139,7 @@ class AttentionProblem:
 
     @cached_property
     def is_uniform_tnd(self) -> bool:
-        """Whether this is a packed batch whose query lengths are all equal, and whose key lengths are all equal."""
+        """Whether this is a packed batch whose sequences all have the same two lengths."""
         if self.layout is not Layout.TND or self.b == 0:
             return False
         lq, lk = self.lengths_q, self.lengths_kv
@@ -141,7 +147,7 @@ class AttentionProblem:
 
     @cached_property
     def is_variable(self) -> bool:
-        """Whether batch entries are split by their own lengths: TND or seqused, but not uniform TND (rule G4)."""
+        """Whether entries are split by their own lengths: TND or seqused, but not uniform TND (rule G4)."""
         if self.layout is Layout.TND:
             return not self.is_uniform_tnd
         return self.seqused_q is not None or self.seqused_kv is not None
@@ -163,7 +169,8 @@ class AttentionProblem:
         """CANN's attribute max_seqlen_kv: s2, or the bound (-1 = none) where lengths are given."""
         return self.max_seqlen_kv if self.has_lengths_kv else self.s2
 
-    # ---- constructors ------------------------------------------------------------------------------------------------------
+    # ---- constructors
+    # ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_metadata_args(
@@ -207,13 +214,15 @@ class AttentionProblem:
             win_left: -1 or 0..2^31-1; None = -1.
             win_right: -1 or 0..2^31-1; None = -1.
             layout_q: BSND, BNSD or TND; None = BSND.
-            layout_kv: Equal to layout_q; None = layout_q. CANN's paged layouts (PA_...) describe the storage of the keys
-                only and are accepted for a forward split.
+            layout_kv: Equal to layout_q; None = layout_q. CANN's paged layouts (PA_...) describe the storage
+                of the keys only and are accepted for a forward split.
             layout_out: Equal to layout_q, or BSND with layout_q BNSD; None = layout_q.
             is_grad_enabled: Whether a gradient will be asked for; refuses paged keys.
             op: Name that stands in the messages.
+
         Returns:
             The validated problem.
+
         Raises:
             InvalidProblemError: If a value breaks a rule; the message names argument, rule and value.
             InvalidTypeError: If an argument has the wrong type.
@@ -221,7 +230,9 @@ class AttentionProblem:
         layout = rules.parse_layout(op, "layout_q", "BSND" if layout_q is None else layout_q)
         is_paged = isinstance(layout_kv, str) and layout_kv.startswith("PA_") and layout is not Layout.TND
         if is_paged and is_grad_enabled:
-            raise problem_error(op, "layout_kv", "must equal layout_q when is_grad_enabled", layout_kv, layout_q=layout)
+            raise problem_error(
+                op, "layout_kv", "must equal layout_q when is_grad_enabled", layout_kv, layout_q=layout
+            )
         rules.check_layouts(
             op,
             layout,
@@ -241,18 +252,25 @@ class AttentionProblem:
             op, mode, -1 if win_left is None else win_left, -1 if win_right is None else win_right
         )
 
-        b_given = -1 if batch_size is None else rules.parse_int(op, "batch_size", batch_size, -1, rules.MAX_BATCH)
+        b_given = (
+            -1 if batch_size is None else rules.parse_int(op, "batch_size", batch_size, -1, rules.MAX_BATCH)
+        )
         lists = _parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
         b = _batch_of_lists(op, layout, lists, b_given)
-        bounds = (-1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_kv is None else max_seqlen_kv)
+        bounds = (
+            -1 if max_seqlen_q is None else max_seqlen_q,
+            -1 if max_seqlen_kv is None else max_seqlen_kv,
+        )
         sides = []
-        for side, cu, used, bound in zip(("q", "kv"), lists[:2], lists[2:], bounds):
+        for side, cu, used, bound in zip(("q", "kv"), lists[:2], lists[2:], bounds, strict=True):
             name = f"max_seqlen_{side}"
             if cu is None and used is None:
                 s = rules.parse_int(op, name, bound, -1, INT32_MAX)
                 if s == -1:
                     remedy = f"Pass the sequence length of {'q' if side == 'q' else 'k'}"
-                    raise problem_error(op, name, f"must be given with layout {layout} without lengths", s, remedy=remedy)
+                    raise problem_error(
+                        op, name, f"must be given with layout {layout} without lengths", s, remedy=remedy
+                    )
                 sides.append((s, b * s, s))
                 continue
             if used is not None:
@@ -290,7 +308,8 @@ class AttentionProblem:
         layout_kv: str = "BSND",
         layout_out: str = "BSND",
     ) -> AttentionProblem:
-        """Describes a call by the shapes and dtypes of its tensors, and checks every rule of the operator contract.
+        """Describes a call by the shapes and dtypes of its tensors, and checks every rule of the operator
+        contract.
 
         Args:
             op: Name that stands in the messages.
@@ -301,7 +320,8 @@ class AttentionProblem:
             attn_out: Output, in layout_out, dtype of q.
             softmax_lse: float32, (B,N1,S1) or (N1,T1).
             sinks: float32, (N1,).
-            attn_mask: CANN's constant mask, or None; check its content with arguments.check_attn_mask_content.
+            attn_mask: CANN's constant mask, or None; check its content with
+                arguments.check_attn_mask_content.
             cu_seqlens_q: int32 (B+1,) on the host; with TND only, and required there.
             cu_seqlens_kv: As cu_seqlens_q.
             seqused_q: int32 (B,) on the host, 0 <= value <= slot.
@@ -314,11 +334,14 @@ class AttentionProblem:
             layout_q: BSND, BNSD or TND.
             layout_kv: Equal to layout_q.
             layout_out: Equal to layout_q; for the forward also BSND with layout_q BNSD.
+
         Returns:
             The validated problem.
+
         Raises:
             InvalidProblemError: If a value breaks a rule; the message names argument, rule and value.
             InvalidTypeError: If a dtype or the type of an argument is wrong; the message names both dtypes.
+
         Example:
             >>> spec = TensorSpec((1, 5, 2, 8), "bfloat16")
             >>> AttentionProblem.from_tensors("flash_attn", q=spec, k=spec, v=spec, mask_mode="causal").s1
@@ -336,7 +359,9 @@ class AttentionProblem:
         b_k, s2, n2, d_k = _axes(layout, k)
         dv = v.shape[-1]
         if n1 == 0 or n2 == 0:
-            raise problem_error(op, "q" if n1 == 0 else "k", "must have at least one head", f"N1={n1}, N2={n2}")
+            raise problem_error(
+                op, "q" if n1 == 0 else "k", "must have at least one head", f"N1={n1}, N2={n2}"
+            )
         if b_k != b:
             raise problem_error(op, "k", "must have the batch of q", f"B={b_k}", q=f"B={b}")
         if d_k != d:
@@ -354,7 +379,8 @@ class AttentionProblem:
         slots: list[NDArray[np.int64] | int]
         if layout is Layout.TND:
             t1, t2 = s1, s2
-            assert lists[0] is not None and lists[1] is not None  # _batch_of_lists has refused that
+            assert lists[0] is not None  # _batch_of_lists has refused that
+            assert lists[1] is not None
             rules.check_cu_seqlens(op, "cu_seqlens_q", lists[0], t1)
             rules.check_cu_seqlens(op, "cu_seqlens_kv", lists[1], t2)
             slots = [_steps(lists[0]), _steps(lists[1])]
@@ -362,7 +388,8 @@ class AttentionProblem:
             t1, t2 = b * s1, b * s2
             slots = [s1, s2]
         bounds = []
-        for side, slot, used, bound in zip(("q", "kv"), slots, lists[2:], (max_seqlen_q, max_seqlen_kv)):
+        given = (max_seqlen_q, max_seqlen_kv)
+        for side, slot, used, bound in zip(("q", "kv"), slots, lists[2:], given, strict=True):
             if used is not None:
                 rules.check_seqused(op, f"seqused_{side}", used, b, slot)
                 longest = _longest(used, None)
@@ -373,7 +400,9 @@ class AttentionProblem:
             s1, s2 = bounds[0][1], bounds[1][1]
 
         if dout is not None or attn_out is not None:
-            shape = {Layout.BSND: (b, s1, n1, dv), Layout.BNSD: (b, n1, s1, dv), Layout.TND: (t1, n1, dv)}[out_layout]
+            shape = {Layout.BSND: (b, s1, n1, dv), Layout.BNSD: (b, n1, s1, dv), Layout.TND: (t1, n1, dv)}[
+                out_layout
+            ]
             axes = f"({', '.join(out_layout.value[:-1])}, Dv)"
             for name, spec in (("dout", dout), ("attn_out", attn_out)):
                 if spec is not None:
@@ -382,7 +411,11 @@ class AttentionProblem:
             rules.check_dtype(op, "softmax_lse", softmax_lse, "float32")
             packed = layout is Layout.TND
             rules.check_shape(
-                op, "softmax_lse", softmax_lse, (n1, t1) if packed else (b, n1, s1), "(N1, T1)" if packed else "(B, N1, S1)"
+                op,
+                "softmax_lse",
+                softmax_lse,
+                (n1, t1) if packed else (b, n1, s1),
+                "(N1, T1)" if packed else "(B, N1, S1)",
             )
         if sinks is not None:
             rules.check_dtype(op, "sinks", sinks, "float32")
@@ -412,21 +445,35 @@ def _batch_of_lists(op: str, layout: Layout, lists: _Lists, b_given: int, b_name
             if cu is None:
                 raise problem_error(op, name, "must be given with layout TND", None)
             rules.check_cu_seqlens(op, name, cu, None)
-        assert cu_q is not None and cu_kv is not None
+        assert cu_q is not None
+        assert cu_kv is not None
         b = len(cu_q) - 1
         if len(cu_kv) - 1 != b:
             raise problem_error(
-                op, "cu_seqlens_kv", "must describe the batch of cu_seqlens_q", f"B={len(cu_kv) - 1}", cu_seqlens_q=f"B={b}"
+                op,
+                "cu_seqlens_kv",
+                "must describe the batch of cu_seqlens_q",
+                f"B={len(cu_kv) - 1}",
+                cu_seqlens_q=f"B={b}",
             )
         if b_name == "batch_size" and b_given not in (-1, b):
             raise problem_error(
-                op, "batch_size", "must be that of cu_seqlens_q", b_given, cu_seqlens_q=f"B={b}", remedy="Leave it out"
+                op,
+                "batch_size",
+                "must be that of cu_seqlens_q",
+                b_given,
+                cu_seqlens_q=f"B={b}",
+                remedy="Leave it out",
             )
         return b
     for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
         if cu is not None:
             raise problem_error(
-                op, name, f"must be None with layout {layout}", f"{len(cu)} elements", remedy="Use layout TND, or seqused"
+                op,
+                name,
+                f"must be None with layout {layout}",
+                f"{len(cu)} elements",
+                remedy="Use layout TND, or seqused",
             )
     if b_given != -1:
         rules.check_batch(op, b_name, b_given)

@@ -1,7 +1,7 @@
 """Targets: how many cores a split is made for.
 
-One table, one row per SoC family of the Ascend 950 (as the vendor's public compiler describes them), and "cpu". A target
-is only numbers; nothing here looks at a device.
+One table, one row per SoC family of the Ascend 950 (as the vendor's public compiler describes them), and "cpu".
+A target is only numbers; nothing here looks at a device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class Target:
         cube_cores: Cores that do matrix products; each gets one range of tiles.
         vector_cores: Cores for merging, clearing and converting; a multiple of cube_cores.
         l2_bytes: Size of the shared cache, 0 = unknown.
+
     Raises:
         InvalidProblemError: If a count is out of range.
+
     Example:
         >>> Target(name="mine", cube_cores=24, vector_cores=48, l2_bytes=0).vectors_per_cube
         2
@@ -38,7 +40,11 @@ class Target:
     l2_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for field, low, high in (("cube_cores", 1, 4096), ("vector_cores", 1, 65536), ("l2_bytes", 0, 1 << 62)):
+        for field, low, high in (
+            ("cube_cores", 1, 4096),
+            ("vector_cores", 1, 65536),
+            ("l2_bytes", 0, 1 << 62),
+        ):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise type_error("Target", field, "must be an int", repr(value))
@@ -48,7 +54,11 @@ class Target:
             raise type_error("Target", "name", "must be a str", repr(self.name))
         if self.vector_cores % self.cube_cores:
             raise problem_error(
-                "Target", "vector_cores", "must be a multiple of cube_cores", self.vector_cores, cube_cores=self.cube_cores
+                "Target",
+                "vector_cores",
+                "must be a multiple of cube_cores",
+                self.vector_cores,
+                cube_cores=self.cube_cores,
             )
 
     @property
@@ -63,7 +73,7 @@ class Target:
 
     @property
     def default_split(self) -> str:
-        """"cann" for Ascend targets, else "balanced"."""
+        """The split where none is asked for: "cann" for Ascend targets, else "balanced"."""
         return "cann" if self.is_ascend else "balanced"
 
     @property
@@ -97,7 +107,8 @@ TARGETS: dict[str, Target] = {
     for family, (cores, suffixes) in _FAMILIES.items()
     for name in (family + suffix for suffix in suffixes)
 }
-# 64 logical cores: enough to keep 32 threads busy with two pulls each, few enough that every range stays large.
+# 64 logical cores: enough to keep 32 threads busy with two pulls each, few enough that every range stays
+# large.
 TARGETS[CPU_TARGET] = Target(CPU_TARGET, 64, 128, 0)
 
 
@@ -107,9 +118,11 @@ def find_target(op: str, target: str | Target) -> Target:
     Args:
         op: Function the user called, for the message.
         target: Name out of TARGETS, or a Target.
+
     Raises:
         InvalidProblemError: If the name is unknown.
         InvalidTypeError: If it is neither a str nor a Target.
+
     Example:
         >>> find_target("plan", "Ascend950PR_9599").cube_cores
         36
@@ -117,15 +130,15 @@ def find_target(op: str, target: str | Target) -> Target:
     if isinstance(target, Target):
         return target
     if not isinstance(target, str):
-        raise type_error(op, "target", "must be a SoC name, \"cpu\" or a Target", type(target).__name__)
+        raise type_error(op, "target", 'must be a SoC name, "cpu" or a Target', type(target).__name__)
     found = TARGETS.get(target)
     if found is None:
         raise problem_error(
             op,
             "target",
-            "must be a SoC name of fag_metadata.TARGETS or \"cpu\"",
+            'must be a SoC name of fag_metadata.TARGETS or "cpu"',
             repr(target),
-            remedy="Pass Target(name=..., cube_cores=..., vector_cores=..., l2_bytes=...) for any other machine",
+            remedy="Pass Target(name=..., cube_cores=..., vector_cores=...) for any other machine",
         )
     return found
 

@@ -38,6 +38,7 @@ class MaskMode(IntEnum):
         Args:
             op: Function the user called, for the message.
             value: What the user passed as mask_mode.
+
         Raises:
             InvalidProblemError: If there is no such mode.
             InvalidTypeError: If it is neither an int nor a name.
@@ -80,8 +81,10 @@ class Lengths:
     """An immutable int32 list of lengths or offsets that can be hashed and compared cheaply.
 
     Attributes:
-        values: The numbers as a read-only int64 array, shape (n,), so that arithmetic on them cannot overflow.
+        values: The numbers as a read-only int64 array, shape (n,), so that arithmetic on them cannot
+            overflow.
         raw: The same numbers as int32 bytes; hash and equality are those of the bytes.
+
     Example:
         >>> Lengths.parse("flash_attn", "seqused_q", [3, 0, 5]).values.tolist()
         [3, 0, 5]
@@ -118,6 +121,7 @@ class Lengths:
             op: Function the user called, for the message.
             name: Argument name, for the message.
             value: int32 array or tensor of one dimension, or a list or tuple of ints.
+
         Raises:
             InvalidTypeError: If the values are not int32, or cannot be read on the host.
             InvalidProblemError: If it is not one-dimensional, or a number of a list does not fit into int32.
@@ -131,7 +135,9 @@ class Lengths:
         try:
             array = np.asarray(value)
         except Exception as error:  # a tensor of a device, or without data, says why in its own words
-            raise type_error(op, name, "must hold its values on the host", f"{type(value).__name__}: {error}") from error
+            raise type_error(
+                op, name, "must hold its values on the host", f"{type(value).__name__}: {error}"
+            ) from error
         if array.dtype != np.int32:
             raise type_error(op, name, "must be int32", array.dtype)
         if array.ndim != 1:
