@@ -113,12 +113,10 @@ class Case:
 
     @property
     def inputs(self) -> Inputs:
-        packed = self.layout == "TND"
         return random_inputs(
             self.call,
             len(self.lengths),
-            sum(q for q, _ in self.lengths) if packed else self.lengths[0][0],
-            sum(kv for _, kv in self.lengths) if packed else self.lengths[0][1],
+            *self.lengths[0],
             self.n1,
             self.n2,
             self.d,

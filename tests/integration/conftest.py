@@ -31,12 +31,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "layout" in metafunc.fixturenames:
+    own = {
+        name.strip() for mark in metafunc.definition.iter_markers("parametrize") for name in names_of(mark)
+    }
+    if "layout" in metafunc.fixturenames and "layout" not in own:
         metafunc.parametrize("layout", oracle.LAYOUTS, ids=str.lower)
-    if "api" in metafunc.fixturenames:
+    if "api" in metafunc.fixturenames and "api" not in own:
         metafunc.parametrize("api", harness.APIS, ids=lambda api: api.name)
-    if "dtype" in metafunc.fixturenames:
+    if "dtype" in metafunc.fixturenames and "dtype" not in own:
         metafunc.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+
+
+def names_of(mark: pytest.Mark) -> list[str]:
+    """The argument names of a parametrize mark."""
+    names = mark.args[0]
+    return names.split(",") if isinstance(names, str) else list(names)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,8 +5,11 @@ Nothing here decides what is right; that is oracle.py and bound.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -183,15 +186,45 @@ class Result(NamedTuple):
     dv: Tensor
 
 
+def uniform(layout: str, b: int, s1: int, s2: int, **changes: Any) -> Call:
+    """A Call on b sequences of the same lengths: for TND the packed form of what the dense layouts hold."""
+    if layout == "TND":
+        changes |= {"cu_seqlens_q": tuple(range(0, (b + 1) * s1, s1)) if s1 else (0,) * (b + 1)}
+        changes |= {"cu_seqlens_kv": tuple(range(0, (b + 1) * s2, s2)) if s2 else (0,) * (b + 1)}
+    return Call(layout=layout, **changes)
+
+
+def packed(lengths_q: Sequence[int], lengths_kv: Sequence[int] | None = None, **changes: Any) -> Call:
+    """A TND Call on sequences of these lengths (kv as q when left out)."""
+    cu_q = (0, *itertools.accumulate(lengths_q))
+    cu_kv = cu_q if lengths_kv is None else (0, *itertools.accumulate(lengths_kv))
+    return Call(layout="TND", cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, **changes)
+
+
 def shapes(
     call: Call, b: int, s1: int, s2: int, n1: int, n2: int, d: int, dv: int
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of q, k, v, dout. For TND, s1 and s2 are the total numbers of tokens and b is ignored."""
+    """Shapes of q, k, v, dout. TND takes its numbers of tokens from cu_seqlens; b, s1 and s2 don't count
+    there."""
     if call.layout == "TND":
-        return {"q": (s1, n1, d), "k": (s2, n2, d), "v": (s2, n2, dv), "dout": (s1, n1, dv)}
+        assert call.cu_seqlens_q is not None
+        assert call.cu_seqlens_kv is not None
+        t1, t2 = call.cu_seqlens_q[-1], call.cu_seqlens_kv[-1]
+        return {"q": (t1, n1, d), "k": (t2, n2, d), "v": (t2, n2, dv), "dout": (t1, n1, dv)}
     if call.layout == "BSND":
         return {"q": (b, s1, n1, d), "k": (b, s2, n2, d), "v": (b, s2, n2, dv), "dout": (b, s1, n1, dv)}
     return {"q": (b, n1, s1, d), "k": (b, n2, s2, d), "v": (b, n2, s2, dv), "dout": (b, n1, s1, dv)}
+
+
+def as_bsnd(call: Call, x: Tensor, side: str) -> oracle.Array:
+    """A q-side or kv-side tensor as float64 (B, S, N, D), whatever its layout."""
+    cu = call.cu_seqlens_q if side == "q" else call.cu_seqlens_kv
+    return oracle.convert(to_float64(x), call.layout, "BSND", cu)
+
+
+def lse_as_bns(call: Call, lse: Tensor) -> oracle.Array:
+    """An lse as float64 (B, N1, S1), whatever its layout."""
+    return oracle.convert_lse(to_float64(lse), call.layout, "BSND", call.cu_seqlens_q)
 
 
 def random_inputs(
@@ -322,6 +355,24 @@ def run_front(
 def with_changes(call: Call, **changes: Any) -> Call:
     """The call with some fields replaced."""
     return dataclasses.replace(call, **changes)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with torch.set_num_threads(count)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def refusal(op: str, argument: str, got: object, *related: object) -> str:
+    """Pattern of the contract's message `<op>: <argument> <rule>, got <value> ...`; related values stand
+    anywhere behind the argument."""
+    parts = [rf"(?=.*\bgot {re.escape(str(got))})", *(rf"(?=.*{re.escape(str(value))})" for value in related)]
+    return rf"(?s)\b{op}: {argument}\b{''.join(parts)}"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
