@@ -10,9 +10,12 @@ Needs NumPy only. Public names:
 """
 
 from ._version import __version__
+from .api import flash_attn_metadata, metadata_for
+from .check import check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split
 from .problem import AttentionProblem
+from .routes import RouteChoice, select_route
 from .targets import TARGETS, Target
 from .terms import Layout, Lengths, MaskMode, TensorSpec
 
@@ -30,9 +33,14 @@ __all__ = [
     "MaskMode",
     "MetadataError",
     "Route",
+    "RouteChoice",
     "Split",
     "Target",
     "TensorSpec",
     "UnsupportedError",
     "__version__",
+    "check_metadata",
+    "flash_attn_metadata",
+    "metadata_for",
+    "select_route",
 ]

@@ -1,7 +1,9 @@
-"""The backward tiles of a problem with their visible areas: what a balanced split, a balance figure or a check counts.
+"""The backward tiles of a problem with their visible areas: what a balanced split, a balance figure or a
+check counts.
 
-A tile is 128 queries x 128 keys of one query head (less at the end of a sequence). Tiles are numbered as in GradSplit,
-masked ones too. Equal heads share one rectangle, so that nothing here grows with the number of heads.
+A tile is 128 queries x 128 keys of one query head (less at the end of a sequence). Tiles are numbered as in
+GradSplit, masked ones too. Equal heads share one rectangle, so that nothing here grows with the number of
+heads.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class TileGrid:
         head_area: Visible pairs of one head, (n,).
         tile_start: First tile number of each group and the total, (n + 1,).
         area_start: Visible pairs before each group and the total, (n + 1,).
+
     Example:
         >>> problem = AttentionProblem.from_metadata_args(
         ...     1, 1, 64, batch_size=1, max_seqlen_q=256, max_seqlen_kv=256, mask_mode="causal"
@@ -60,8 +63,8 @@ class TileGrid:
 
         Args:
             problem: What is computed.
-            o1: Tiles along q that every head is numbered with, if entries do not have their own rectangle; None = those
-                of the real length.
+            o1: Tiles along q that every head is numbered with, if entries do not have their own rectangle;
+                None = those of the real length.
             o2: The same along kv.
         """
         if problem.is_variable:
@@ -91,7 +94,7 @@ class TileGrid:
         return int(self.area_start[-1])
 
     def area_before(self, tile: Int64Array) -> Int64Array:
-        """Returns the visible pairs in front of each tile number, any shape; total_tiles is a valid number."""
+        """Returns the visible pairs in front of each tile number, any shape; total_tiles is valid."""
         if self.total_tiles == 0:
             return np.zeros_like(tile)
         group = np.searchsorted(self.tile_start, tile, side="right") - 1
@@ -104,7 +107,7 @@ class TileGrid:
         key = np.minimum(col * TILE, len_kv)
         key_stop = np.minimum(key + TILE, len_kv)
         query = np.minimum(row * TILE, len_q)
-        area = self.area_start[group] + head * self.head_area[group]
+        area: Int64Array = self.area_start[group] + head * self.head_area[group]
         # columns before this one over all queries, then this column down to the tile
         area += visible_area(0, len_q, 0, key, first, last)
         area += visible_area(0, query, key, key_stop, first, last)
@@ -172,7 +175,7 @@ class TileRow:
         self.sums = _running(area)
 
     def tile_numbers(self, index: Int64Array) -> Int64Array:
-        """Returns the tile number at which each visible tile begins; 0 for the first, the total for the end."""
+        """Returns the tile number of each visible tile; 0 for the first, the total for the end."""
         grid = self._grid
         inner = (index > 0) & (index < len(self.sums) - 1)
         number = np.where(index > 0, grid.total_tiles, 0)
