@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ def assert_refused(
         if ops == "grad" and op == "flash_attn":
             harness.assert_same_bits(harness.run_forward(api, call, inputs, metadata=metadata), [out, lse])
             continue
+        attempt: Callable[[], Any] = (
+            (lambda: harness.run_forward(api, call, inputs, metadata=metadata))
+            if op == "flash_attn"
+            else (lambda: harness.run_backward(api, call, inputs, out, lse, metadata=metadata))
+        )
         with pytest.raises((api.value_error, api.type_error)) as caught:
-            if op == "flash_attn":
-                harness.run_forward(api, call, inputs, metadata=metadata)
-            else:
-                harness.run_backward(api, call, inputs, out, lse, metadata=metadata)
+            attempt()
         text = str(caught.value)
         assert re.search(rf"\b{op}: metadata\b", text), text
         for shown in shows:

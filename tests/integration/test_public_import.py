@@ -81,7 +81,8 @@ def test_works_in_a_forked_child(tmp_path: Path) -> None:
         "def work():\n"
         "    q = torch.randn(2, 300, 4, 16, dtype=torch.bfloat16)\n"
         "    out, lse = torch.ops.cann_ops_transformer.flash_attn(q, q, q, return_softmax_lse=True)\n"
-        "    dq, _, _ = torch.ops.cann_ops_transformer.flash_attn_grad(q, q, q, q, out, lse, softmax_scale=1.0)\n"
+        "    grad = torch.ops.cann_ops_transformer.flash_attn_grad\n"
+        "    dq, _, _ = grad(q, q, q, q, out, lse, softmax_scale=1.0)\n"
         "    assert torch.count_nonzero(dq) > 0\n"
         "work()\n"
         "for _ in range(3):\n"
@@ -107,7 +108,11 @@ def test_pc19_writes_nothing_under_home(tmp_path: Path) -> None:
 
 
 def test_pc19_asking_for_an_npu_names_what_is_missing(tmp_path: Path) -> None:
-    code = "import fag_torch\nfag_torch.flash_attn_metadata(4, 4, 64, batch_size=1, max_seqlen_q=5, max_seqlen_kv=5, device='npu')"
+    code = (
+        "import fag_torch\n"
+        "sizes = dict(batch_size=1, max_seqlen_q=5, max_seqlen_kv=5)\n"
+        "fag_torch.flash_attn_metadata(4, 4, 64, device='npu', **sizes)\n"
+    )
     done = python(code, tmp_path)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
@@ -118,7 +123,7 @@ def test_pc19_asking_for_an_npu_names_what_is_missing(tmp_path: Path) -> None:
 def test_import_is_light(tmp_path: Path) -> None:
     code = (
         "import sys, fag_torch\n"
-        "heavy = {'torch_npu', 'triton', 'matplotlib', 'transformers', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "heavy = {'torch_npu', 'triton', 'matplotlib', 'transformers', 'torch._inductor.compile_fx'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     assert_fine(python(code, tmp_path))
