@@ -13,11 +13,12 @@ from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
 from .check import check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
-from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split
+from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
 from .problem import AttentionProblem
 from .routes import RouteChoice, select_route
 from .targets import TARGETS, Target
 from .terms import Layout, Lengths, MaskMode, TensorSpec
+from .view import Metadata, unpack
 
 __all__ = [
     "FORMAT_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "Layout",
     "Lengths",
     "MaskMode",
+    "Metadata",
     "MetadataError",
     "Route",
     "RouteChoice",
@@ -41,6 +43,8 @@ __all__ = [
     "__version__",
     "check_metadata",
     "flash_attn_metadata",
+    "get_include",
     "metadata_for",
     "select_route",
+    "unpack",
 ]

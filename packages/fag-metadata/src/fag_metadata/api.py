@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from .errors import problem_error
+from .forward_balanced import split_forward_balanced
+from .forward_split import split_forward
 from .grad_balanced import split_grad_balanced
 from .grad_split import split_grad
 from .identity import identity_words
@@ -95,25 +97,21 @@ def flash_attn_metadata(
         Differences from CANN where its own operator fails: docs/metadata-differences.md. Deterministic; the
         result for equal arguments is cached.
     """
-    try:
-        cached: Int32Array = _metadata_of_args(
-            num_heads_q, num_heads_kv, head_dim, _lengths("cu_seqlens_q", cu_seqlens_q),
-            _lengths("cu_seqlens_kv", cu_seqlens_kv), _lengths("seqused_q", seqused_q),
-            _lengths("seqused_kv", seqused_kv), batch_size, max_seqlen_q, max_seqlen_kv, mask_mode, win_left,
-            win_right, layout_q, layout_kv, layout_out, is_grad_enabled, head_dim_v, target, split,
-        )  # fmt: skip
-        return cached.copy()
-    except TypeError as error:
-        if not str(error).startswith("unhashable"):
-            raise
-    # an argument that cannot be hashed is no number or name: let its rule say so
-    metadata: Int32Array = _metadata_of_args.__wrapped__(
+    args = (
         num_heads_q, num_heads_kv, head_dim, _lengths("cu_seqlens_q", cu_seqlens_q),
         _lengths("cu_seqlens_kv", cu_seqlens_kv), _lengths("seqused_q", seqused_q),
         _lengths("seqused_kv", seqused_kv), batch_size, max_seqlen_q, max_seqlen_kv, mask_mode, win_left,
         win_right, layout_q, layout_kv, layout_out, is_grad_enabled, head_dim_v, target, split,
     )  # fmt: skip
-    return metadata
+    try:
+        metadata = _metadata_of_args(*args)
+    except TypeError as error:
+        if not str(error).startswith("unhashable"):
+            raise
+        # an argument that cannot be hashed is no number or name: let its rule say so
+        metadata = _metadata_of_args.__wrapped__(*args)
+    fresh: Int32Array = metadata.copy()
+    return fresh
 
 
 def metadata_for(
@@ -137,8 +135,9 @@ def metadata_for(
         InvalidProblemError: If the target or split is unknown, or a number does not fit into int32.
 
     Example:
-        >>> problem = AttentionProblem.from_metadata_args(8, 2, 64, batch_size=1, max_seqlen_q=9,
-        max_seqlen_kv=9) >>> metadata_for(problem, "cpu") is metadata_for(problem, "cpu")
+        >>> sizes = dict(batch_size=1, max_seqlen_q=9, max_seqlen_kv=9)
+        >>> problem = AttentionProblem.from_metadata_args(8, 2, 64, **sizes)
+        >>> metadata_for(problem, "cpu") is metadata_for(problem, "cpu")
         True
     """
     return _cached_metadata(problem, target, split, bool(is_grad_enabled))
@@ -203,14 +202,7 @@ def _make_metadata(
     if split is None:
         split = _SPLITS[target.default_split]
     is_cann = split is Split.CANN
-    if is_cann:
-        from .forward_split import split_forward
-
-        forward = split_forward(problem, target)
-    else:
-        from .forward_balanced import split_forward_balanced
-
-        forward = split_forward_balanced(problem, target)
+    forward = split_forward(problem, target) if is_cann else split_forward_balanced(problem, target)
     grad = None
     if is_grad:
         grad = split_grad(problem, target) if is_cann else split_grad_balanced(problem, target)

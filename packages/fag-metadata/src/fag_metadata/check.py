@@ -61,12 +61,8 @@ def check_metadata(op: str, metadata: Any, problem: AttentionProblem, need_grad:
         >>> from fag_metadata import AttentionProblem, flash_attn_metadata
         >>> sizes = dict(batch_size=1, max_seqlen_q=9, max_seqlen_kv=9)
         >>> problem = AttentionProblem.from_metadata_args(8, 4, 64, **sizes)
-        >>> check_metadata("flash_attn", flash_attn_metadata(8, 2, 64, **sizes), problem, need_grad=False)
-        Traceback (most recent call last):
-        ...
-        fag_metadata.errors.MetadataError: flash_attn: metadata must be made for num_heads_kv=4, got
-        num_heads_kv=2. \
-Make it with flash_attn_metadata from the arguments of this call.
+        >>> metadata = flash_attn_metadata(8, 4, 64, **sizes)
+        >>> check_metadata("flash_attn", metadata, problem, need_grad=False)
     """
     if type(metadata) is not np.ndarray or metadata.dtype != np.int32:
         found = metadata.dtype if isinstance(metadata, np.ndarray) else type(metadata).__name__

@@ -47,8 +47,9 @@ def split_grad_balanced(problem: AttentionProblem, target: Target) -> GradSplit:
 
     Example:
         >>> from fag_metadata import TARGETS
-        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, batch_size=1, max_seqlen_q=128,
-        max_seqlen_kv=128) >>> split = split_grad_balanced(problem, TARGETS["Ascend950PR_9599"])
+        >>> sizes = dict(batch_size=1, max_seqlen_q=128, max_seqlen_kv=128)
+        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, **sizes)
+        >>> split = split_grad_balanced(problem, TARGETS["Ascend950PR_9599"])
         >>> split.used_cubes, split.end[:3].tolist()
         (36, [1, 2, 3])
     """

@@ -72,8 +72,9 @@ def split_grad(problem: AttentionProblem, target: Target) -> GradSplit:
 
     Example:
         >>> from fag_metadata import TARGETS
-        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, batch_size=2, max_seqlen_q=1000,
-        max_seqlen_kv=1000) >>> split = split_grad(problem, TARGETS["Ascend950PR_9599"])
+        >>> sizes = dict(batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000)
+        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, **sizes)
+        >>> split = split_grad(problem, TARGETS["Ascend950PR_9599"])
         >>> split.used_cubes, split.tiles_per_core, split.start[:3].tolist()
         (36, 29, [0, 29, 58])
     """

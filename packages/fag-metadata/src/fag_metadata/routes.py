@@ -91,8 +91,9 @@ def whole_heads_ratio(problem: AttentionProblem, target: Target) -> float:
 
     Example:
         >>> from fag_metadata import TARGETS
-        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, batch_size=4, max_seqlen_q=512,
-        max_seqlen_kv=512) >>> round(whole_heads_ratio(problem, TARGETS["Ascend950PR_9599"]), 2)
+        >>> sizes = dict(batch_size=4, max_seqlen_q=512, max_seqlen_kv=512)
+        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, **sizes)
+        >>> round(whole_heads_ratio(problem, TARGETS["Ascend950PR_9599"]), 2)
         1.22
     """
     heads = problem.b * problem.n1
@@ -209,11 +210,11 @@ def select_route(problem: AttentionProblem, target: Target, split: Split | None 
 
     Example:
         >>> from fag_metadata import TARGETS
-        >>> problem = AttentionProblem.from_metadata_args(8, 2, 128, batch_size=2, max_seqlen_q=100,
-        max_seqlen_kv=100) >>> choice = select_route(problem, TARGETS["Ascend950PR_9589"])
-        >>> choice.route.name, choice.trace[0]
-        ('BN2GS1S2', RouteVerdict(name='BN2_single', verdict='capability', reason='needs N1 = N2, got N1=8,
-        N2=2'))
+        >>> sizes = dict(batch_size=2, max_seqlen_q=100, max_seqlen_kv=100)
+        >>> problem = AttentionProblem.from_metadata_args(8, 2, 128, **sizes)
+        >>> choice = select_route(problem, TARGETS["Ascend950PR_9589"])
+        >>> choice.route.name, choice.trace[0].verdict, choice.trace[0].reason
+        ('BN2GS1S2', 'capability', 'needs N1 = N2, got N1=8, N2=2')
     """
     if split is None:
         split = Split[target.default_split.upper()]

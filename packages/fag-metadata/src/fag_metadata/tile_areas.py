@@ -100,8 +100,11 @@ class TileGrid:
         group = np.searchsorted(self.tile_start, tile, side="right") - 1
         group = np.minimum(group, len(self.heads) - 1)
         rows, cols = self.rows[group], self.cols[group]
-        head, in_head = np.divmod(tile - self.tile_start[group], np.maximum(rows * cols, 1))
-        col, row = np.divmod(in_head, np.maximum(rows, 1))
+        in_group: Int64Array = tile - self.tile_start[group]
+        head = in_group // np.maximum(rows * cols, 1)
+        in_head = in_group - head * rows * cols
+        col = in_head // np.maximum(rows, 1)
+        row = in_head - col * rows
         len_q, len_kv = self.len_q[group], self.len_kv[group]
         first, last = self.first[group], self.last[group]
         key = np.minimum(col * TILE, len_kv)
