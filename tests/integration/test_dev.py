@@ -1,4 +1,4 @@
-"""tools/dev.py and what it stands on: what is built anew when, and what a machine that lacks something is told."""
+"""tools/dev.py and its parts: what is built anew when, and what a machine that lacks something is told."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_machine_without_a_compiler_is_told_what_to_install(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        console.Failure, match=r"needs a C\+\+ compiler, found none of c\+\+, .*apt-get install g\+\+"
+        console.Failure, match=r"needs a C\+\+ compiler, found none .looked for c\+\+, .*apt-get install g\+\+"
     ):
         wheels.find_compiler()
 
