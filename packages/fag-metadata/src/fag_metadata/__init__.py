@@ -11,7 +11,7 @@ Needs NumPy only. Public names:
 
 from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
-from .check import check_metadata
+from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
 from .problem import AttentionProblem
@@ -34,6 +34,7 @@ __all__ = [
     "MaskMode",
     "Metadata",
     "MetadataError",
+    "Report",
     "Route",
     "RouteChoice",
     "Split",
@@ -41,6 +42,7 @@ __all__ = [
     "TensorSpec",
     "UnsupportedError",
     "__version__",
+    "check",
     "check_metadata",
     "flash_attn_metadata",
     "get_include",

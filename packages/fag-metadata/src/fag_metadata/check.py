@@ -7,14 +7,18 @@ tests; the forward half of it is in `forward_check.py`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from struct import unpack_from
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import InvalidTypeError, MetadataError, message
+from .findings import Finding
+from .grad_check import find_grad_faults
 from .identity import FIRST_WORD, GRAD_BIT, PROBLEM_MASK, field, unfold16
 from .layout import FORMAT_VERSION, HEAD_WORDS, LAYOUT_CODES, MAGIC, total_words
+from .view import unpack
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
@@ -134,3 +138,58 @@ def _show_folded(name: str, argument: str, folded: int) -> str:
             return f"another {argument} >= 32768"
         return _show(name, argument, value)
     return _show(name, argument, folded)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found.
+
+    Attributes:
+        findings: What is wrong; empty if the tensor is right.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        if self.is_ok:
+            return "ok: belongs to the problem, every visible block and tile is covered exactly once"
+        return "\n".join(f"{finding.part}: {finding.field}: {finding.text}" for finding in self.findings)
+
+
+def check(metadata: Any, problem: AttentionProblem) -> Report:
+    """Checks a metadata tensor in full: does it belong, is every visible tile covered once?
+
+    Takes milliseconds; the operators use check_metadata.
+
+    Args:
+        metadata: int32 array (n,) on the host, made by flash_attn_metadata or by CANN's operator. The latter
+            has no identity, so that only its splits are checked.
+        problem: What it should be for.
+
+    Returns:
+        A report that lists everything that is wrong.
+
+    Example:
+        >>> from fag_metadata import AttentionProblem, flash_attn_metadata
+        >>> sizes = dict(batch_size=1, max_seqlen_q=300, max_seqlen_kv=300)
+        >>> metadata = flash_attn_metadata(8, 2, 64, **sizes, is_grad_enabled=True)
+        >>> problem = AttentionProblem.from_metadata_args(8, 2, 64, **sizes)
+        >>> check(metadata, problem).is_ok
+        True
+        >>> metadata[16 + 16 * 96 + 44] -= 1  # the end of core 0
+        >>> print(check(metadata, problem))
+        backward: start: tiles [2, 3) before core 1 are in no range (5632 visible pairs)
+    """
+    try:
+        view = unpack(metadata)
+        if view.identity is not None:
+            check_metadata("check", metadata, problem, need_grad=False)
+    except (InvalidTypeError, MetadataError) as error:
+        return Report((Finding("head", "metadata", str(error)),))
+    findings = [] if view.grad is None else find_grad_faults(view.grad, problem)
+    return Report(tuple(findings))
