@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from .layout import BWD_UNIT_KEYS, TILE
 from .min_max import min_max_cuts
-from .ranges import visible_area
 from .tile_areas import TileGrid
 
 Int64Array = NDArray[np.int64]
@@ -53,7 +52,7 @@ def _unit_sums(grid: TileGrid, group: int) -> Int64Array:
     # units of the whole rectangle, which may be wider than the real keys
     units = -(-int(grid.cols[group]) // _UNIT_COLS)
     key = np.minimum(np.arange(units + 1, dtype=np.int64) * BWD_UNIT_KEYS, len_kv)
-    return visible_area(0, int(grid.len_q[group]), 0, key, int(grid.first[group]), int(grid.last[group]))
+    return grid.area(group, 0, int(grid.len_q[group]), 0, key)
 
 
 def _equal_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
