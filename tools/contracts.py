@@ -91,7 +91,8 @@ def interfaces() -> dict[str, tuple[int, str]]:
 
 def stated() -> dict[str, Any]:
     """The content of contracts.toml."""
-    return tomllib.loads(CONTRACTS.read_text())
+    content: dict[str, Any] = tomllib.loads(CONTRACTS.read_text())
+    return content
 
 
 def faults(found: Mapping[str, tuple[int, str]], contracts: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,7 @@ def gradient_error(model: Model, batch: Batch) -> float:
         return out
 
     model.zero_grad()
-    loss_of(model, batch, recording).backward()
+    loss_of(model, batch, recording).backward()  # type: ignore[no-untyped-call]
     return max(_error(call, batch) for call in calls)
 
 
@@ -62,7 +62,7 @@ def _error(call: Call, batch: Batch) -> float:
     for begin, length in zip(batch.cu_seqlens.tolist(), batch.lengths, strict=False):
         rows = slice(begin, begin + length)
         out = reference_attention(q[rows], k[rows], v[rows], sinks, call.window)
-        out.backward(upstream[rows])
+        out.backward(upstream[rows])  # type: ignore[no-untyped-call]
     errors = []
     for ours, leaf in zip(call.inputs, leaves, strict=True):
         exact = _gradient(leaf)
@@ -128,7 +128,7 @@ def measure_speed(model: Model, batch: Batch, repeats: int = 3) -> Speed:
             model.zero_grad()
             start = time.perf_counter()
             loss = loss_of(model, batch, attention)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             if repeat >= 0:
                 times.append(time.perf_counter() - start)
             losses[attention] = loss.item()

@@ -78,7 +78,7 @@ def train(steps: int, seed: int, tokens: int, max_length: int, config: Config) -
                 group["lr"] = _learning_rate(step, steps)
             loss = loss_of(model, history.batch)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             history.losses.append(loss.item())
