@@ -40,7 +40,8 @@ def metadata_format(layout: ModuleType) -> str:
     lines = [f"{name} = {_plain(getattr(layout, name))}" for name in sorted(names)]
     for name, value in sorted(vars(layout).items()):
         if isinstance(value, EnumMeta) and value.__module__ == layout.__name__:
-            lines += [f"{name}.{member.name} = {member.value!r}" for member in value]
+            members: Mapping[str, Any] = value.__members__
+            lines += [f"{name}.{key} = {member.value!r}" for key, member in members.items()]
     return "\n".join(lines)
 
 
