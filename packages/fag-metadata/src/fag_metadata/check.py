@@ -15,6 +15,7 @@ import numpy as np
 
 from .errors import InvalidTypeError, MetadataError, message
 from .findings import Finding
+from .forward_check import find_forward_faults
 from .grad_check import find_grad_faults
 from .identity import FIRST_WORD, GRAD_BIT, PROBLEM_MASK, field, unfold16
 from .layout import FORMAT_VERSION, HEAD_WORDS, LAYOUT_CODES, MAGIC, total_words
@@ -191,5 +192,7 @@ def check(metadata: Any, problem: AttentionProblem) -> Report:
             check_metadata("check", metadata, problem, need_grad=False)
     except (InvalidTypeError, MetadataError) as error:
         return Report((Finding("head", "metadata", str(error)),))
-    findings = [] if view.grad is None else find_grad_faults(view.grad, problem)
+    findings = find_forward_faults(view.forward, problem)
+    if view.grad is not None:
+        findings += find_grad_faults(view.grad, problem)
     return Report(tuple(findings))
