@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from pathlib import Path
+from os import path
 from typing import NamedTuple
 
 import numpy as np
@@ -230,11 +230,10 @@ def get_include() -> str:
     """Returns the directory to pass to a C or C++ compiler so that `fag_metadata/layout.h` is found.
 
     Example:
-        >>> from pathlib import Path
-        >>> (Path(get_include()) / "fag_metadata" / "layout.h").is_file()
+        >>> path.isfile(path.join(get_include(), "fag_metadata", "layout.h"))
         True
     """
-    return str(Path(__file__).parent / "include")
+    return path.join(path.dirname(path.abspath(__file__)), "include")
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,36 +259,12 @@ class ForwardSplit:
 
 @dataclass(frozen=True, eq=False)
 class GradSplit:
-    """Who computes which backward tiles; the fields are those of the table GRAD.
+    """Who computes which backward tiles; the fields are those of the table GRAD, which describes them.
 
     A tile is 128 queries x 128 keys of one query head; numbers count all tiles, also masked ones, in the
     order batch, kv head, query head of it, key tile, query tile (fastest). With is_variable each batch entry
     has its own rectangle of ceil(len_q/128) x ceil(len_kv/128) tiles per head, otherwise all have o1 x o2.
-
-    Attributes:
-        split_axis: 0 = all axes, 1 = whole heads.
-        used_cubes: Cube cores with a range.
-        tiles_per_core: Tiles that the split intends for a core.
-        o1: Tiles along q for s1.
-        o2: Tiles along kv for s2.
-        layout: LayoutWord.
-        is_sparse: 1 if the mask hides tiles.
-        sparse_mode: 0, 3 or 4.
-        start: int32 (C,), first tile of each core.
-        end: int32 (C,), end tile of each core, exclusive.
-        batch: int32 (C,), batch entry in which each core starts (variable lengths only).
-        mask_mode: As given.
-        win_left: As given.
-        win_right: As given.
-        s1: Query length or bound that o1 was counted with.
-        s2: Key length or bound that o2 was counted with.
-        used_vectors: Vector cores of the clear and convert passes.
-        dq_rows: Rows (tokens x heads) of dQ.
-        dkv_rows: Rows of dK and of dV.
-        dq_start: int32 (2*C,), first dQ row of each vector core.
-        dq_end: int32 (2*C,).
-        dkv_start: int32 (2*C,).
-        dkv_end: int32 (2*C,).
+    Words per core are int32 (C,), words per vector core int32 (2*C,).
     """
 
     split_axis: int
