@@ -74,8 +74,8 @@ def spec_of(array: NDArray[Any]) -> TensorSpec:
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype; NumPy builds it anew every time, which costs more than the rest of a small call."""
-    return dtype.name
+    """The name of a dtype; NumPy builds it anew every time, for the price of a small kernel."""
+    return str(dtype.name)
 
 
 def addressable(array: NDArray[Any]) -> NDArray[Any]:
