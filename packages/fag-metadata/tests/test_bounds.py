@@ -41,3 +41,4 @@ def test_bound_counts_large_tiles_that_share_no_core() -> None:
 
 def test_bound_without_tiles_is_zero() -> None:
     assert perfect_split_bound(np.zeros(0, np.int64), np.zeros(0, np.int64), 36) == 0
+    assert perfect_split_bound(np.array([5]), np.array([0]), 36) == 0

@@ -37,6 +37,7 @@ def perfect_split_bound(sizes: Int64Array, counts: Int64Array, cores: int) -> in
         >>> perfect_split_bound(np.array([10]), np.array([37]), 36)  # no sum between 10 and 20
         20
     """
+    sizes, counts = sizes[counts > 0], counts[counts > 0]
     if not len(sizes):
         return 0
     sizes, inverse = np.unique(sizes, return_inverse=True)
