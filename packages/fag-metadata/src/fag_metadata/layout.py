@@ -205,6 +205,18 @@ def grad_slices(cube_slots: int) -> dict[str, slice]:
     return slices
 
 
+@lru_cache(maxsize=64)
+def _grad_runs(cube_slots: int) -> list[tuple[slice, list[str]]]:
+    """Returns the FAG block as runs to write at once: an array, or the single words between two arrays."""
+    runs: list[tuple[slice, list[str]]] = []
+    for field, where in zip(GRAD, grad_slices(cube_slots).values(), strict=True):
+        if runs and not field.cubes and where.start - runs[-1][0].start == len(runs[-1][1]):
+            runs[-1] = (slice(runs[-1][0].start, where.stop), [*runs[-1][1], field.name])
+        else:
+            runs.append((where, [field.name]))
+    return runs
+
+
 def grad_words(cube_slots: int) -> int:
     """Returns the length of a FAG block: 412 with CANN's 36 slots."""
     return sum(field.cubes * cube_slots if field.cubes else 1 for field in GRAD)
@@ -316,8 +328,8 @@ def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | N
     words[HEAD_WORDS:fd_offset] = forward.fa.ravel()
     words[fd_offset:offset] = forward.fd.ravel()
     if grad is not None:
-        block = words[offset:]
         values = grad.__dict__
-        for name, where in grad_slices(slots).items():
-            block[where] = values[name]
+        block = words[offset:]
+        for where, names in _grad_runs(slots):
+            block[where] = values[names[0]] if len(names) == 1 else [values[name] for name in names]
     return words
