@@ -8,7 +8,7 @@ identity in the head words 8..15 that CANN leaves zero:
     16 + section_num*aic*16          FD rows: section_num x aiv x 16 words
     16 + section_num*(aic+aiv)*16    FAG block, only with is_grad; C cube slots and 2*C vector slots
 
-pack, unpack and `include/fag_metadata/layout.h` (see `_header.py`) are derived from the tables HEAD,
+pack, unpack and `include/fag_metadata/layout.h` (see tools/make_header.py) are derived from the tables HEAD,
 IDENTITY, FA_ROW, FD_ROW and GRAD. A change of a table needs a step of FORMAT_VERSION; a test compares the
 digest with contracts.toml.
 """
