@@ -115,7 +115,8 @@ def draw(history: History, speed: Speed, grad_error: float, out: Path) -> None:
 def _draw_loss(axes: Any, history: History) -> None:
     losses = np.array(history.losses)
     axes.plot(losses, color=OURS, alpha=0.35, linewidth=1)
-    around = np.exp(-(np.subtract.outer(np.arange(len(losses)), np.arange(len(losses))) ** 2) / 18)
+    steps = np.arange(len(losses))
+    around = np.exp(-0.5 * (np.subtract.outer(steps, steps) / max(0.5, len(losses) / 40)) ** 2)
     axes.plot(around @ losses / around.sum(1), color=OURS, linewidth=2)
     half = history.first_loss / 2
     axes.axhline(half, color=QUIET, linewidth=1, linestyle=(0, (4, 4)))
