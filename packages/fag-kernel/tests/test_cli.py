@@ -14,18 +14,6 @@ from fag_metadata import AttentionProblem
 
 EXAMPLE = "--heads=20 --dim=128 --seqlen-q=8192 --seqlen-kv=1024 --target=Ascend950PR_9599"
 
-    "--heads",
-    "20",
-    "--dim",
-    "128",
-    "--seqlen-q",
-    "8192",
-    "--seqlen-kv",
-    "1024",
-    "--target",
-    "Ascend950PR_9599",
-]
-
 
 def example():
     problem = AttentionProblem.from_metadata_args(
