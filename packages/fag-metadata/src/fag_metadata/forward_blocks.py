@@ -104,7 +104,7 @@ class ForwardBlocks:
         self._rows_before: dict[int, Sequence[int]] = {}
         self.head_blocks = self._count_head_blocks()
         self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
-        np.cumsum(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
+        np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
 
     @property
     def num_blocks(self) -> int:
@@ -124,6 +124,11 @@ class ForwardBlocks:
     def last_diagonal(self) -> Int64Array:
         """Highest visible diagonal of the entries, see ranges.band."""
         return self._band[1]
+
+    @property
+    def has_empty_first_rows(self) -> bool:
+        """Whether the first row block of a head with blocks may have none; False is certain."""
+        return self.num_entries > 1 or (self.num_blocks > 0 and self.rows_before(0)[1] == 0)
 
     @property
     def longest_and_total(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -224,7 +229,11 @@ class ForwardBlocks:
         """Valid key blocks [first, stop) of row blocks (step F3); `entries` is theirs, or one for all."""
         s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
         if self.mask_mode == MaskMode.NO_MASK:
-            return np.zeros_like(rows), np.broadcast_to(-(-s2 // self.size.keys), rows.shape)
+            return np.zeros_like(rows), -(-s2 // self.size.keys) + np.zeros_like(rows)
+        if self.mask_mode == MaskMode.CAUSAL and not self.is_bnsd:
+            end = np.minimum((rows + 1) * self.size.rows, s1 * self.g) - 1
+            high = (end // self.g if self.g > 1 else end) + self.last_diagonal[entries]
+            return np.zeros_like(rows), np.maximum(np.minimum(high, s2 - 1) // self.size.keys + 1, 0)
         low = rows * self.size.rows
         high = np.minimum(low + self.size.rows, s1 * self.g) - 1
         if self.is_bnsd:
