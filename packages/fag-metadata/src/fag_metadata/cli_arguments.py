@@ -1,6 +1,6 @@
 """Command-line options that describe a problem, and the problem they describe.
 
-Used by every sub-command of `fag-metadata`; nothing else should import it.
+Used by the commands `fag-metadata` and `fag-kernel`, so that both describe a problem alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from .errors import InvalidProblemError
 from .problem import AttentionProblem
 from .targets import DEFAULT_TARGET, Target, find_target
 
-_OP = "fag-metadata"
 _MASKS = {"none": "NO_MASK", "no_mask": "NO_MASK", "causal": "CAUSAL", "window": "SLIDING_WINDOW"}
 _MASKS["sliding_window"] = "SLIDING_WINDOW"
 
@@ -32,6 +31,7 @@ def add_problem_options(parser: argparse.ArgumentParser, *, is_required: bool) -
         parser: Parser of a sub-command.
         is_required: Whether the heads must be given.
     """
+    parser.set_defaults(op=parser.prog.split()[0])  # the command, for messages
     group = parser.add_argument_group("problem")
     group.add_argument(
         "--heads", type=_pair, required=is_required, metavar="N1/N2", help="query/key-value heads, or N"
@@ -67,6 +67,7 @@ def add_problem_options(parser: argparse.ArgumentParser, *, is_required: bool) -
 
 def add_split_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of target and split."""
+    parser.set_defaults(op=parser.prog.split()[0])
     group = parser.add_argument_group("target")
     group.add_argument("--target", default=DEFAULT_TARGET, help=f"SoC name or cpu; default {DEFAULT_TARGET}")
     group.add_argument(
@@ -85,7 +86,7 @@ def make_target(arguments: argparse.Namespace) -> Target:
         InvalidProblemError: If it is unknown or its core counts are out of range.
     """
     if arguments.cores is None:
-        return find_target(_OP, arguments.target)
+        return find_target(arguments.op, arguments.target)
     cube, vector = arguments.cores
     return Target("custom", cube, 2 * cube if vector == cube else vector)
 
@@ -107,7 +108,7 @@ def make_problem(arguments: argparse.Namespace) -> AttentionProblem:
     left, right = arguments.window or (-1, -1)
     sizes = _packed_sizes(arguments) if _is_packed(arguments) else _dense_sizes(arguments)
     return AttentionProblem.from_metadata_args(
-        n1, n2, d, head_dim_v=dv, mask_mode=mask, win_left=left, win_right=right, op=_OP, **sizes
+        n1, n2, d, head_dim_v=dv, mask_mode=mask, win_left=left, win_right=right, op=arguments.op, **sizes
     )
 
 
@@ -119,12 +120,14 @@ def _is_packed(arguments: argparse.Namespace) -> bool:
 def _packed_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     _refuse(arguments, "--seqlens", "batch", "seqlen", "seqlen_q", "seqlen_kv")
     if arguments.layout not in (None, "TND"):
-        raise InvalidProblemError(f"{_OP}: --layout must be TND with --seqlens, got {arguments.layout}.")
+        raise InvalidProblemError(
+            f"{arguments.op}: --layout must be TND with --seqlens, got {arguments.layout}."
+        )
     sizes: dict[str, Any] = {"layout_q": "TND"}
     for side in ("q", "kv"):
         lengths = _either(arguments, "seqlens", side)
         if any(length < 0 for length in lengths):
-            raise InvalidProblemError(f"{_OP}: --seqlens must not be negative, got {min(lengths)}.")
+            raise InvalidProblemError(f"{arguments.op}: --seqlens must not be negative, got {min(lengths)}.")
         total = 0
         sizes[f"cu_seqlens_{side}"] = [0, *(total := total + length for length in lengths)]
         sizes[f"max_seqlen_{side}"] = getattr(arguments, f"max_seqlen_{side}")
@@ -135,7 +138,9 @@ def _packed_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
 def _dense_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     _refuse(arguments, "--seqlen", "max_seqlen_q", "max_seqlen_kv")
     if arguments.layout == "TND":
-        raise InvalidProblemError(f"{_OP}: --layout TND needs the lengths of the sequences. Pass --seqlens.")
+        raise InvalidProblemError(
+            f"{arguments.op}: --layout TND needs the lengths of the sequences. Pass --seqlens."
+        )
     lists = (arguments.used_q, arguments.used_kv)
     batch = arguments.batch
     if batch is None:
@@ -154,16 +159,18 @@ def _refuse(arguments: argparse.Namespace, option: str, *others: str) -> None:
     for other in others:
         if getattr(arguments, other) is not None:
             name = "--" + other.replace("_", "-")
-            raise InvalidProblemError(f"{_OP}: {name} must not be given with {option}.")
+            raise InvalidProblemError(f"{arguments.op}: {name} must not be given with {option}.")
 
 
 def _either(arguments: argparse.Namespace, name: str, side: str) -> Any:
     """The option of one side, or the one of both sides."""
     own, both = getattr(arguments, f"{name}_{side}"), getattr(arguments, name)
     if own is not None and both is not None:
-        raise InvalidProblemError(f"{_OP}: --{name} must not be given with --{name}-{side}.")
+        raise InvalidProblemError(f"{arguments.op}: --{name} must not be given with --{name}-{side}.")
     if own is None and both is None:
-        raise InvalidProblemError(f"{_OP}: --{name}-{side} must be given. Pass --{name} for both sides.")
+        raise InvalidProblemError(
+            f"{arguments.op}: --{name}-{side} must be given. Pass --{name} for both sides."
+        )
     return both if own is None else own
 
 
