@@ -86,10 +86,10 @@ def pack_forward(
 
     fa = np.zeros((num_sections * cube_cores, ROW_WORDS), np.int32)
     fd = np.zeros((num_sections * vector_cores, ROW_WORDS), np.int32)
-    starts = np.zeros((num_ends, 3), np.int64)
-    starts[1:] = ends[:-1]
-    fa[lines, 0:3] = starts
-    fa[lines, 3:6] = ends
+    both = np.zeros((num_ends, 6), np.int32)
+    both[1:, 0:3] = ends[:-1]
+    both[:, 3:6] = ends
+    fa[lines, 0:6] = both
     if has_merges:
         slots, merges = _find_merges(blocks, places, section, last)
         fa[lines, 6] = slots
@@ -181,10 +181,12 @@ def _write_merges(
     piece -= first[task]
     per, num_rows = per[task], num_rows[task]
     begin = piece * per
+    words = np.empty((len(task), 6), np.int32)
     for column, values in enumerate((merges.head, merges.row, merges.first_slot, num_parts)):
-        fd[where, column] = values[task]
-    fd[where, 4] = begin
-    fd[where, 5] = np.where(piece < extra[task], per, num_rows - begin)
+        words[:, column] = values[task]
+    words[:, 4] = begin
+    words[:, 5] = np.where(piece < extra[task], per, num_rows - begin)
+    fd[where, :6] = words
 
 
 def _limit_pieces(
