@@ -10,18 +10,18 @@ core.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .bounds import perfect_split_bound
 from .errors import InvalidProblemError, message
-from .forward_areas import ForwardAreas
-from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
-from .layout import ForwardSplit, GradSplit
 from .problem import AttentionProblem
-from .tile_areas import TileGrid
-from .view import Metadata, unpack
+
+# Everything else is imported where it is needed, so that `import fag_metadata` stays quick.
+if TYPE_CHECKING:
+    from .layout import ForwardSplit, GradSplit
+    from .ranges import Int64Array
+    from .view import Metadata
 
 _MOST_LISTED = 1 << 22
 """Tiles up to which the bound of a perfect split looks at every size; beyond, it is the mean."""
@@ -133,6 +133,8 @@ def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
         >>> figures.grad.idle_cores, round(figures.grad.max_over_mean, 2)
         (17, 1.95)
     """
+    from .view import Metadata, unpack
+
     view = metadata if isinstance(metadata, Metadata) else unpack(metadata)
     if problem is None:
         problem = problem_of(view)
@@ -143,6 +145,10 @@ def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
 
 def forward_load(split: ForwardSplit, problem: AttentionProblem) -> Load:
     """Load of every cube core in a forward split, over all its sections."""
+    from .bounds import perfect_split_bound
+    from .forward_areas import ForwardAreas
+    from .forward_blocks import BlockSize, ForwardBlocks
+
     blocks = ForwardBlocks(problem, BlockSize(split.m, split.k))
     areas = ForwardAreas(blocks)
     entries = np.arange(blocks.num_entries)
@@ -169,6 +175,9 @@ def grad_load(split: GradSplit, problem: AttentionProblem, cores: int) -> Load:
         problem: What it is for.
         cores: Cube cores of the target.
     """
+    from .bounds import perfect_split_bound
+    from .tile_areas import TileGrid
+
     grid = TileGrid(problem) if problem.is_variable else TileGrid(problem, split.o1, split.o2)
     visible = grid.visible_tiles()
     used = split.used_cubes
