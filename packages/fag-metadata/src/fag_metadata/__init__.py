@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
-from .balance import Balance, Load, balance
+from .balance import balance
 from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
@@ -23,6 +23,7 @@ from .targets import TARGETS, Target
 from .terms import Layout, Lengths, MaskMode, TensorSpec
 
 if TYPE_CHECKING:
+    from .loads import Balance, Load
     from .routes import RouteChoice, select_route
     from .view import Metadata, unpack
 
@@ -60,7 +61,14 @@ __all__ = [
     "unpack",
 ]
 
-_ON_FIRST_USE = {"RouteChoice": "routes", "select_route": "routes", "Metadata": "view", "unpack": "view"}
+_ON_FIRST_USE = {
+    "Balance": "loads",
+    "Load": "loads",
+    "RouteChoice": "routes",
+    "select_route": "routes",
+    "Metadata": "view",
+    "unpack": "view",
+}
 """Names whose module is imported when they are first asked for, so that importing the package stays quick."""
 
 
