@@ -139,8 +139,8 @@ private:
         run_unit(block, seen, span.unit_begin, unit_);
         SharedSum& shared = job_.shared[span.shared];
         const SoftmaxState state = SoftmaxState::at(shared.open(1, SoftmaxState::num_floats(shape_)), shape_);
-        const auto rank = static_cast<std::int32_t>(span.unit_begin - units.begin);
-        shared.wait_for_turn(0, rank, job_.failed);
+        const std::int64_t rank = span.unit_begin - units.begin;
+        wait_until(job_.failed, [&] { return shared.is_turn(0, rank); });
         if (rank == 0) {
             state.copy_from(unit_, block.num_rows, shape_);
         } else {
