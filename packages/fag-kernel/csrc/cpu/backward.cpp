@@ -318,8 +318,8 @@ void backward(const BackwardArgs& args, const Metadata& metadata) {
     job.shared_kv = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared_kv));
 
     Margins margins(args, work.grid, isa);
-    const auto pieces = static_cast<std::int64_t>(schedule.spans.size()) + margins.count();
-    const auto threads = static_cast<int>(std::clamp<std::int64_t>(args.num_threads, 1, std::max<std::int64_t>(1, pieces)));
+    const auto spans = static_cast<std::int64_t>(schedule.spans.size());
+    const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
     run_parallel(threads, [&](int) { work_until_done(job, margins); });
     margins.finish();
 }
