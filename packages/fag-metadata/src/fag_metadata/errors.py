@@ -7,6 +7,12 @@ build that text.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class InvalidProblemError(ValueError):
     """An argument has a value with which no implementation could run."""
@@ -65,3 +71,29 @@ def type_error(
 ) -> InvalidTypeError:
     """Returns an InvalidTypeError with the text of `message`."""
     return InvalidTypeError(message(op, argument, rule, got, remedy=remedy, **related))
+
+
+@contextmanager
+def naming(op: str) -> Iterator[None]:
+    """Gives errors of native code about the metadata the name of the operator that the user called.
+
+    Args:
+        op: Operator or function the user called.
+
+    Raises:
+        MetadataError: Instead of a ValueError that begins with "metadata:".
+
+    Example:
+        >>> with naming("flash_attn"):
+        ...     raise ValueError("metadata: section_num must be 1, got 7.")
+        Traceback (most recent call last):
+        ...
+        fag_metadata.errors.MetadataError: flash_attn: metadata: section_num must be 1, got 7.
+    """
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if not text.startswith("metadata:"):
+            raise
+        raise MetadataError(f"{op}: {text}") from None
