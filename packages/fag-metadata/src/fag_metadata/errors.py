@@ -7,11 +7,10 @@ build that text.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
 
 class InvalidProblemError(ValueError):
@@ -73,15 +72,14 @@ def type_error(
     return InvalidTypeError(message(op, argument, rule, got, remedy=remedy, **related))
 
 
-@contextmanager
-def naming(op: str) -> Iterator[None]:
+class naming:
     """Gives errors of native code about the metadata the name of the operator that the user called.
+
+    A ValueError that begins with "metadata:" becomes a MetadataError. A class and no generator, since it
+    stands around every call of a kernel.
 
     Args:
         op: Operator or function the user called.
-
-    Raises:
-        MetadataError: Instead of a ValueError that begins with "metadata:".
 
     Example:
         >>> with naming("flash_attn"):
@@ -90,10 +88,16 @@ def naming(op: str) -> Iterator[None]:
         ...
         fag_metadata.errors.MetadataError: flash_attn: metadata: section_num must be 1, got 7.
     """
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        if not text.startswith("metadata:"):
-            raise
-        raise MetadataError(f"{op}: {text}") from None
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, ValueError) and str(error).startswith("metadata:"):
+            raise MetadataError(f"{self.op}: {error}") from None

@@ -219,7 +219,7 @@ def _backward(
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     sinks = None if sinks is None else sinks.contiguous()
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     with naming(op):
         abi.backward(
             call.problem,
