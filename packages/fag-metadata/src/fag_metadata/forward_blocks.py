@@ -60,14 +60,14 @@ class Positions(NamedTuple):
         row: Row block.
         key: Key block.
         is_inside_row: Whether a part of the row block lies in front of the place.
-        is_head_begin: Whether no block of the head lies in front of the place.
+        done: Blocks of the head in front of the place.
     """
 
     head: Int64Array
     row: Int64Array
     key: Int64Array
     is_inside_row: npt.NDArray[np.bool_]
-    is_head_begin: npt.NDArray[np.bool_]
+    done: Int64Array
 
 
 class ForwardBlocks:
@@ -175,7 +175,7 @@ class ForwardBlocks:
             flat = rows.before.searchsorted(inside + base, "right") - 1
             offset = inside + base - rows.before[flat]
             row = flat - begin
-        return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside == 0)
+        return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside)
 
     def _rows_around(self, entries: Int64Array) -> tuple[RowBlocks, Int64Array]:
         """Row blocks of at least these entries (not descending), and the first one of each."""
@@ -204,7 +204,8 @@ class ForwardBlocks:
     def all_rows(self) -> RowBlocks:
         """The row blocks of the heads of all entries (kept)."""
         if self._all_rows is None:
-            self._all_rows = self.rows_of(np.arange(self.num_entries))
+            is_one = self.num_entries == 1 and not self.is_bnsd
+            self._all_rows = self._rows_of_one() if is_one else self.rows_of(np.arange(self.num_entries))
         return self._all_rows
 
     def rows_before(self, entry: int) -> Sequence[int]:
@@ -245,6 +246,43 @@ class ForwardBlocks:
         before = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(stop - first, out=before[1:])
         return RowBlocks(first, before, begin)
+
+    def _rows_of_one(self) -> RowBlocks:
+        """rows_of for the one entry of a dense problem, with as few array operations as there can be."""
+        rows, keys = self.size
+        s1, s2, g = int(self.lengths_q[0]), int(self.lengths_kv[0]), self.g
+        num_rows = -(-s1 * g // rows)
+        before = np.zeros(num_rows + 1, np.int64)
+        if not num_rows or not s2:
+            return RowBlocks(before[1:], before, _ZERO)
+        if self.mask_mode == MaskMode.NO_MASK:
+            return RowBlocks(before[1:], np.arange(num_rows + 1) * -(-s2 // keys), _ZERO)
+        left, right = self._windows
+        # The last query of every row block, then the last key it sees, then the key block behind that.
+        stop = np.arange(rows - 1, (num_rows + 1) * rows - 1, rows)
+        stop[-1] = s1 * g - 1
+        if g > 1:
+            stop //= g
+        if self.mask_mode == MaskMode.CAUSAL or right >= 0:
+            stop += min(s2 - s1 + max(right, 0), s2)
+            stop = np.minimum(stop, s2 - 1)
+            stop //= keys
+            stop += 1
+            if s2 < s1:
+                stop = np.maximum(stop, 0)
+        else:
+            stop[:] = -(-s2 // keys)
+        first = np.zeros(num_rows, np.int64)
+        if left >= 0:
+            low = np.arange(0, num_rows * rows, rows) // g + max(s2 - s1 - left, -s1)
+            first = np.maximum(low, 0) // keys
+            is_hidden = (low >= s2) | (stop == 0)
+            first[is_hidden] = 0
+            stop[is_hidden] = 0
+            np.add.accumulate(stop - first, out=before[1:])
+        else:
+            np.add.accumulate(stop, out=before[1:])
+        return RowBlocks(first, before, _ZERO)
 
     def _row_ranges(self, rows: Int64Array, entries: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Valid key blocks [first, stop) of row blocks (step F3); `entries` is theirs, or one for all."""

@@ -69,34 +69,30 @@ def pack_forward(
     Returns:
         The split. Positions order as head, row block, key block; a core starts where the one before stopped.
     """
-    num_sections, num_ends = len(cuts.section_ends), len(cuts.done)
+    num_sections = len(cuts.section_ends)
     section, lines, last = _lines(cuts.num_used, cube_cores)
-    ends = np.zeros((num_ends, 3), np.int64)
-    has_merges = False
+    words = np.zeros((len(cuts.done), 7), np.int32)
+    merges = None
     if blocks.num_blocks:
         # The very last end is behind all blocks; like that of every section it is set below.
         places = blocks.positions(np.minimum(cuts.done, blocks.num_blocks - 1))
-        ends[:, 0], ends[:, 1], ends[:, 2] = places.head, places.row, places.key
+        words[:, 3], words[:, 4], words[:, 5] = places.head, places.row, places.key
         if cuts.stays is not None:
-            ends[cuts.stays & places.is_head_begin & (places.row > 0), 1:] = 0
+            words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
         places.is_inside_row[last] = False
-        has_merges = bool(places.is_inside_row.any())
-    ends[last] = 0
-    ends[last, 0] = cuts.section_ends if num_sections > 1 else blocks.num_heads
-
+        if np.count_nonzero(places.is_inside_row):
+            words[:, 6], merges = _find_merges(blocks, places, section, last)
+    words[last, 3:6] = 0
+    words[last, 3] = cuts.section_ends if num_sections > 1 else blocks.num_heads
+    words[1:, 0:3] = words[:-1, 3:6]
     fa = np.zeros((num_sections * cube_cores, ROW_WORDS), np.int32)
     fd = np.zeros((num_sections * vector_cores, ROW_WORDS), np.int32)
-    both = np.zeros((num_ends, 6), np.int32)
-    both[1:, 0:3] = ends[:-1]
-    both[:, 3:6] = ends
-    fa[lines, 0:6] = both
-    if has_merges:
-        slots, merges = _find_merges(blocks, places, section, last)
-        fa[lines, 6] = slots
+    fa[lines, 0:7] = words
+    if merges is not None:
         _write_merges(fd, merges, num_sections, vector_cores, num_vectors)
     return ForwardSplit(
         num_sections,
-        has_merges,
+        merges is not None,
         blocks.size.rows,
         blocks.size.keys,
         fa.reshape(num_sections, cube_cores, ROW_WORDS),
@@ -140,18 +136,24 @@ def _find_merges(
     is_closing[last] = True
     is_closing[1:] &= is_inside[:-1]
     is_closing[0] = False
-    cut_before = is_inside.cumsum() - is_inside
-    slots = cut_before + is_closing.cumsum() - is_closing
+    # Every inner cut and every finished row block moves the next result by one slot.
+    slots = np.zeros(len(is_inside), np.int64)
+    np.add.accumulate((is_inside.view(np.int8) + is_closing.view(np.int8))[:-1], out=slots[1:])
     closing = is_closing.nonzero()[0]
+    num_parts = slots[closing] - np.arange(len(closing))  # inner cuts in front, of all row blocks
+    num_parts[1:] -= num_parts[:-1].copy()
+    num_parts += 1
     if section is not None:
         first = np.zeros_like(last)
         first[1:] = np.asarray(last)[:-1] + 1
         slots -= slots[first][section]
         section = section[closing]
-    num_parts = cut_before[closing] + 1
-    num_parts[1:] -= cut_before[closing[:-1]]
     head, row = head[closing - 1], row[closing - 1]
-    s1 = blocks.lengths_q[head // blocks.heads_per_entry if blocks.num_entries > 1 else 0]
+    s1 = (
+        blocks.lengths_q[head // blocks.heads_per_entry]
+        if blocks.num_entries > 1
+        else int(blocks.lengths_q[0])
+    )
     num_rows = np.minimum(s1 * blocks.g - row * blocks.size.rows, blocks.size.rows)
     return slots, _Merges(section, head, row, slots[closing] - num_parts + 1, num_parts, num_rows)
 
@@ -168,9 +170,12 @@ def _write_merges(
         # float64 sums of small integers are exact
         mean = -(-np.bincount(section, load, num_sections).astype(np.int64) // num_vectors)[section]
     per = -(-num_rows // np.maximum(1, load // mean))  # rows of a piece
-    extra = _limit_pieces((num_rows - 1) // per, section, num_sections, num_vectors)
+    extra = (num_rows - 1) // per
+    behind = extra.cumsum()
+    if section is not None or int(behind[-1]) > num_vectors - len(load):
+        extra = _limit_pieces(extra, behind, section, num_sections, num_vectors)
+        behind = extra.cumsum()
     count = extra + 1
-    first = count.cumsum() - count
     task = np.arange(len(load)).repeat(count)
     piece = np.arange(len(task))
     where: Int64Array | slice = slice(len(task))
@@ -178,31 +183,35 @@ def _write_merges(
         pieces_before = np.bincount(section, count, num_sections).astype(np.int64)
         pieces_before = pieces_before.cumsum() - pieces_before
         where = piece + (section * vector_cores - pieces_before[section])[task]
-    piece -= first[task]
+    piece -= (behind - extra + np.arange(len(load)))[task]
     per, num_rows = per[task], num_rows[task]
-    begin = piece * per
     words = np.empty((len(task), 6), np.int32)
     for column, values in enumerate((merges.head, merges.row, merges.first_slot, num_parts)):
         words[:, column] = values[task]
-    words[:, 4] = begin
+    words[:, 4] = begin = piece * per
+    # The last piece holds what remains: less than the others, or more where no more vector cores were free.
     words[:, 5] = np.where(piece < extra[task], per, num_rows - begin)
     fd[where, :6] = words
 
 
 def _limit_pieces(
-    extra: Int64Array, section: Int64Array | None, num_sections: int, num_vectors: int
+    extra: Int64Array, wanted: Int64Array, section: Int64Array | None, num_sections: int, num_vectors: int
 ) -> Int64Array:
-    """Vector cores of every task beyond its first: handed out in order until none is free."""
-    if section is None:
-        free: Int64Array | int = num_vectors - len(extra)
-        if int(extra.sum()) <= free:
-            return extra
-        before: Int64Array | int = 0
-    else:
+    """Vector cores of every task beyond its first: handed out in order until none is free.
+
+    Args:
+        extra: Cores that the tasks could use.
+        wanted: Their running sums.
+        section: Sections of the tasks, None if there is one.
+        num_sections: Number of sections.
+        num_vectors: Vector cores of a section.
+    """
+    free: Int64Array | int = num_vectors - len(extra)
+    before: Int64Array | int = 0
+    if section is not None:
         num_tasks = np.bincount(section, minlength=num_sections)
         free = (num_vectors - num_tasks)[section]
         before = (num_tasks.cumsum() - num_tasks)[section]
-    wanted = extra.cumsum()
-    wanted -= (wanted - extra)[before]  # within the section
+    wanted = wanted - (wanted - extra)[before]  # within the section
     taken: Int64Array = np.minimum(wanted, free) - np.maximum(0, np.minimum(wanted - extra, free))
     return taken
