@@ -143,3 +143,16 @@ def test_forward_takes_queries_bnsd_and_gives_bsnd(api: harness.Api) -> None:
     out, lse = harness.run_forward(api, call, inputs, layout_out="BSND")
     assert out.is_contiguous()
     harness.assert_same_bits([out.transpose(1, 2), lse], [wanted, wanted_lse])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_metadata_of_the_raw_signature_serves_a_narrower_value(layout: str, package: str) -> None:
+    """CANN's flash_attn_metadata has no head_dim_v: what it makes for D must serve every Dv."""
+    ops = PACKAGES[package]
+    call = harness.uniform(layout, 2, 130, 150, mask_mode=3)
+    inputs = harness.random_inputs(call, 2, 130, 150, 4, 2, 64, 24)
+    metadata = ops.flash_attn_metadata(4, 2, 64, **harness.metadata_arguments(call, inputs.q, inputs.k))
+    got = harness.run(harness.TORCH_OPS, call, inputs, metadata=metadata)
+    bound.assert_forward(call, inputs, got.out, got.lse)
+    bound.assert_gradients(call, inputs, got.out, got.lse, got[2:])
+    harness.assert_same_bits(got, harness.run(harness.TORCH_OPS, call, inputs))
