@@ -6,8 +6,9 @@ may ask for the metadata of every call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .errors import problem_error
 from .identity import identity_words
@@ -16,7 +17,16 @@ from .problem import AttentionProblem
 from .targets import DEFAULT_TARGET, Target, find_target
 from .terms import Lengths, MaskMode
 
+if TYPE_CHECKING:
+    from .layout import ForwardSplit, GradSplit
+    from .routes import RouteChoice
+
 SplitName = Literal["cann", "balanced"]
+_Stages: TypeAlias = """tuple[
+    Callable[[AttentionProblem, Target, Split], RouteChoice],
+    Callable[[AttentionProblem, Target], ForwardSplit],
+    Callable[[AttentionProblem, Target], GradSplit],
+]"""
 
 _OP = "flash_attn_metadata"
 _SPLITS = {"cann": Split.CANN, "balanced": Split.BALANCED}
@@ -194,17 +204,9 @@ def _parse_split(split: str | None) -> Split | None:
 def _make_metadata(
     problem: AttentionProblem, target: Target, split: Split | None, is_grad: bool
 ) -> Int32Array:
-    # Imported here, so that `import fag_metadata` stays quick for those who only describe problems.
-    from .routes import select_route
-
     if split is None:
         split = _SPLITS[target.default_split]
-    if split is Split.CANN:
-        from .forward_split import split_forward as split_forward
-        from .grad_split import split_grad as split_backward
-    else:
-        from .forward_balanced import split_forward_balanced as split_forward
-        from .grad_balanced import split_grad_balanced as split_backward
+    select_route, split_forward, split_backward = _stages(split)
     forward = split_forward(problem, target)
     grad = split_backward(problem, target) if is_grad else None
     route = select_route(problem, target, split).route
@@ -212,6 +214,22 @@ def _make_metadata(
     words = pack(forward, grad, identity)
     words.flags.writeable = False
     return words
+
+
+@lru_cache
+def _stages(split: Split) -> _Stages:
+    """Imports what makes a split only when one is asked for, so that `import fag_metadata` stays quick."""
+    from .routes import select_route
+
+    if split is Split.CANN:
+        from .forward_split import split_forward
+        from .grad_split import split_grad
+
+        return select_route, split_forward, split_grad
+    from .forward_balanced import split_forward_balanced
+    from .grad_balanced import split_grad_balanced
+
+    return select_route, split_forward_balanced, split_grad_balanced
 
 
 def clear_caches() -> None:
