@@ -23,8 +23,8 @@ struct BackwardArgs {
 /// not fit the problem, std::bad_alloc if scratch memory is not to be had.
 ///
 /// Bits depend on neither num_threads nor the metadata's split: dQ of a row is summed tile column by tile column (128
-/// keys, each from zero) in key order; dK and dV of a key are, per query head, one sum over ascending rows, and the
-/// query heads of a kv head are added in order.
+/// keys, each from zero) in key order; dK and dV of a key are one sum over the query heads and, within a head, over
+/// ascending rows.
 void backward(const BackwardArgs& args, const Metadata& metadata);
 
 }  // namespace fag::cpu

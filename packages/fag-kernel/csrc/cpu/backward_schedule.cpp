@@ -7,8 +7,8 @@
 namespace fag::cpu {
 namespace {
 
-/// Shared heads are cut into about this many groups per thread.
-constexpr std::int64_t kGroupsPerThread = 8;
+/// Shared heads are cut into about this many spans per thread, or columns if those are fewer.
+constexpr std::int64_t kSpansPerThread = 16;
 /// Smaller heads are never shared: two tiles or so are done before another thread has fetched what it needs.
 constexpr std::int64_t kMinSharedPairs = 2 * 128 * 128;
 
@@ -48,7 +48,8 @@ BackwardSchedule make_backward_schedule(const Problem& problem, const GradWork& 
     const Costs costs = count_costs(problem, work.grid);
     schedule.num_threads = threads_worth_waking(2 * (3 * problem.d + 2 * problem.dv), costs.total, max_threads);
     ThreadsAhead threads(schedule.num_threads, costs.total);
-    const std::int64_t group_cost = costs.total / (schedule.num_threads * kGroupsPerThread);
+    const std::int64_t span_cost = costs.total / (schedule.num_threads * kSpansPerThread);
+    const auto group_cost_of = [&](std::int64_t cost) { return problem.g * cost; };  // of the query heads together
 
     for (std::int64_t b = 0; b < problem.b; ++b) {
         const auto at = static_cast<std::size_t>(b);
@@ -56,28 +57,21 @@ BackwardSchedule make_backward_schedule(const Problem& problem, const GradWork& 
         if (head_cost == 0) continue;
         const std::int64_t columns = costs.first_column[at + 1] - costs.first_column[at];
         for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) {
-            if (problem.g * head_cost < kMinSharedPairs || threads.fits(problem.g * head_cost)) {
-                schedule.spans.push_back({b, n2, 0, problem.g, 0, columns});
-                threads.take(problem.g * head_cost);
+            if (columns == 1 || group_cost_of(head_cost) < kMinSharedPairs || threads.fits(group_cost_of(head_cost))) {
+                schedule.spans.push_back({b, n2, 0, columns});
+                threads.take(group_cost_of(head_cost));
                 continue;
             }
-            const std::int64_t shared_kv = problem.g > 1 ? schedule.num_shared_kv++ : -1;
-            for (std::int64_t g = 0; g < problem.g; ++g) {
-                if (columns == 1 || head_cost < kMinSharedPairs || threads.fits(head_cost)) {
-                    schedule.spans.push_back({b, n2, g, g + 1, 0, columns, shared_kv});
-                    threads.take(head_cost);
-                    continue;
-                }
-                const std::int64_t shared_query = schedule.num_shared_queries++;
-                std::int64_t first = 0, cost = 0;
-                for (std::int64_t column = 0; column < columns; ++column) {
-                    cost += costs.columns[static_cast<std::size_t>(costs.first_column[at] + column)];
-                    if (cost < group_cost && column + 1 < columns) continue;
-                    schedule.spans.push_back({b, n2, g, g + 1, first, column + 1, shared_kv, shared_query});
-                    threads.take(cost);
-                    first = column + 1;
-                    cost = 0;
-                }
+            const std::int64_t shared_query = schedule.num_shared_queries;
+            schedule.num_shared_queries += problem.g;
+            std::int64_t first = 0, cost = 0;
+            for (std::int64_t column = 0; column < columns; ++column) {
+                cost += group_cost_of(costs.columns[static_cast<std::size_t>(costs.first_column[at] + column)]);
+                if (cost < span_cost && column + 1 < columns) continue;
+                schedule.spans.push_back({b, n2, first, column + 1, shared_query});
+                threads.take(cost);
+                first = column + 1;
+                cost = 0;
             }
         }
     }

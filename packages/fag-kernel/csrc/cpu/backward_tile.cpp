@@ -15,49 +15,59 @@ int round_down(int x, int unit) { return x / unit * unit; }
 void zero_ds_rows(const TileShape& shape, const TileBuffers& buffers, int row_begin, int row_end, int key, int width) {
     const int packing = shape.products.packing;
     for (int row = row_begin; row < row_end; ++row) {
-        std::memset(buffers.ds_rows + row * shape.row_distance() + key / packing, 0,
+        std::memset(buffers.ds_rows + row * shape.words_along_keys() + key / packing, 0,
                     static_cast<std::size_t>(width / packing) * sizeof(Word));
     }
 }
 
 }  // namespace
 
+TileShape make_tile_shape(const Isa& isa, DType dtype, std::int64_t d, std::int64_t dv, float scale,
+                          std::int64_t longest_rows, std::int64_t longest_keys) {
+    const Products& products = isa.products(dtype);
+    const auto capacity = [&](std::int64_t longest) {
+        return round_up(std::clamp<std::int64_t>(longest, 1, kTile), kAlign * products.packing);
+    };
+    return {isa,   products, dtype, layout_of(d, products), layout_of(dv, products), scale, capacity(longest_rows),
+            capacity(longest_keys)};
+}
+
 RowTile take_row_tile(Arena& arena, const TileShape& shape) {
     RowTile tile;
-    tile.q = arena.take<Word>(kTile * shape.d.row_words);
-    tile.dout = arena.take<Word>(kTile * shape.dv.row_words);
-    tile.q_t = arena.take<Word>(shape.d.padded_cols * shape.row_distance());
-    tile.dout_t = arena.take<Word>(shape.dv.padded_cols * shape.row_distance());
-    tile.lse = arena.take<float>(kTile + kAlign);
-    tile.shift = arena.take<float>(kTile + kAlign);
+    tile.q = arena.take<Word>(shape.tile_rows * shape.d.row_words);
+    tile.dout = arena.take<Word>(shape.tile_rows * shape.dv.row_words);
+    tile.q_t = arena.take<Word>(shape.d.padded_cols * shape.words_along_rows());
+    tile.dout_t = arena.take<Word>(shape.dv.padded_cols * shape.words_along_rows());
+    tile.lse = arena.take<float>(shape.tile_rows + 1);
+    tile.shift = arena.take<float>(shape.tile_rows + 1);
     return tile;
 }
 
 std::int64_t row_tile_bytes(const TileShape& shape) {
-    return 4 * (kTile * (shape.d.row_words + shape.dv.row_words) +
-                (shape.d.padded_cols + shape.dv.padded_cols) * shape.row_distance() + 2 * (kTile + kAlign));
+    return 4 * (shape.tile_rows * (shape.d.row_words + shape.dv.row_words) +
+                (shape.d.padded_cols + shape.dv.padded_cols) * shape.words_along_rows() + 2 * (shape.tile_rows + kAlign));
 }
 
 KeyTile take_key_tile(Arena& arena, const TileShape& shape) {
     KeyTile tile;
-    tile.k_cols = arena.take<Word>(kTile * shape.d.row_words);
-    tile.v_cols = arena.take<Word>(kTile * shape.dv.row_words);
-    tile.k_reduced = arena.take<Word>(shape.row_distance() * shape.d.padded_cols);
-    tile.dk_t = arena.take<float>(kTile * shape.d.padded_cols);
-    tile.dv_t = arena.take<float>(kTile * shape.dv.padded_cols);
+    tile.k_cols = arena.take<Word>(shape.tile_keys * shape.d.row_words);
+    tile.v_cols = arena.take<Word>(shape.tile_keys * shape.dv.row_words);
+    tile.k_reduced = arena.take<Word>(shape.words_along_keys() * shape.d.padded_cols);
+    tile.dk_t = arena.take<float>(shape.tile_keys * shape.d.padded_cols);
+    tile.dv_t = arena.take<float>(shape.tile_keys * shape.dv.padded_cols);
     return tile;
 }
 
 TileBuffers take_tile_buffers(Arena& arena, const TileShape& shape) {
     TileBuffers buffers;
-    const std::int64_t panel = kTile * std::min(shape.products.panel, kTile);
+    const std::int64_t panel = shape.tile_rows * std::min<std::int64_t>(shape.products.panel, shape.tile_keys);
     buffers.s = arena.take<float>(panel);
     buffers.dp = arena.take<float>(panel);
     buffers.p = arena.take<Word>(panel / shape.products.packing);
     buffers.ds = arena.take<Word>(panel / shape.products.packing);
-    buffers.ds_rows = arena.take<Word>(kTile * shape.row_distance());
-    buffers.first = arena.take<std::int32_t>(kTile + kAlign);
-    buffers.last = arena.take<std::int32_t>(kTile + kAlign);
+    buffers.ds_rows = arena.take<Word>(shape.tile_rows * shape.words_along_keys());
+    buffers.first = arena.take<std::int32_t>(shape.tile_rows);
+    buffers.last = arena.take<std::int32_t>(shape.tile_rows);
     return buffers;
 }
 
@@ -94,7 +104,7 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
                   keys.v_cols + static_cast<std::int64_t>(key) * shape.dv.row_words, buffers.dp, width, num_rows,
                   width, shape.dv.words, Merge::replace});
         ops.softmax_grad({buffers.s, buffers.dp, rows.num_rows, row_begin, row_end, key, width, visible, rows.lse,
-                          rows.shift, shape.scale, buffers.p, buffers.ds, buffers.ds_rows, shape.row_distance()});
+                          rows.shift, shape.scale, buffers.p, buffers.ds, buffers.ds_rows, shape.words_along_keys()});
         zero_ds_rows(shape, buffers, 0, row_begin, key, width);
         zero_ds_rows(shape, buffers, std::min(row_end, rows.num_rows), rows.num_rows, key, width);
 
@@ -105,9 +115,9 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
         const std::int64_t b_offset = static_cast<std::int64_t>(word_begin) * width;
         float* dv_t = keys.dv_t + static_cast<std::int64_t>(key) * shape.dv.padded_cols;
         float* dk_t = keys.dk_t + static_cast<std::int64_t>(key) * shape.d.padded_cols;
-        ops.gemm({rows.dout_t + word_begin, shape.row_distance(), buffers.p + b_offset, dv_t, width, shape.dv.cols,
+        ops.gemm({rows.dout_t + word_begin, shape.words_along_rows(), buffers.p + b_offset, dv_t, width, shape.dv.cols,
                   width, num_words, merge});
-        ops.gemm({rows.q_t + word_begin, shape.row_distance(), buffers.ds + b_offset, dk_t, width, shape.d.cols, width,
+        ops.gemm({rows.q_t + word_begin, shape.words_along_rows(), buffers.ds + b_offset, dk_t, width, shape.d.cols, width,
                   num_words, merge});
         if (!rows.dout_is_finite) {
             add_not_finite_rows(shape, rows.dout_rows, shape.dv.cols, {row_begin, seen.end}, {key, width}, visible,

@@ -61,9 +61,17 @@ struct TileShape {
     Layout2D d;
     Layout2D dv;
     float scale;
+    std::int64_t tile_rows;  ///< most rows of a tile in this call, rounded up for packing
+    std::int64_t tile_keys;  ///< most keys of a tile, likewise
 
-    std::int64_t row_distance() const { return kTile / products.packing; }
+    /// Distance of operands packed along the rows, or along the keys, of a tile.
+    std::int64_t words_along_rows() const { return tile_rows / products.packing; }
+    std::int64_t words_along_keys() const { return tile_keys / products.packing; }
 };
+
+/// `longest_rows` and `longest_keys`: of any sequence of the call.
+TileShape make_tile_shape(const Isa& isa, DType dtype, std::int64_t d, std::int64_t dv, float scale,
+                          std::int64_t longest_rows, std::int64_t longest_keys);
 
 RowTile take_row_tile(Arena& arena, const TileShape& shape);
 std::int64_t row_tile_bytes(const TileShape& shape);

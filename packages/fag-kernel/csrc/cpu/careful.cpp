@@ -34,7 +34,7 @@ void add_not_finite_keys(const TileShape& shape, int num_rows, const Rows& src, 
             if (std::isfinite(value)) continue;
             for (int row = 0; row < num_rows; ++row) {
                 if (!visible.all && (key < visible.first[row] || key >= visible.last[row])) continue;
-                const Word word = weights[row * shape.row_distance() + key / packing];
+                const Word word = weights[row * shape.words_along_keys() + key / packing];
                 out[static_cast<std::int64_t>(row) * width.padded_cols + col] +=
                     word_value(word, packing, key % packing) * value;
             }

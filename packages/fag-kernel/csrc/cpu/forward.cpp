@@ -73,7 +73,8 @@ private:
             static_cast<int>(std::min<std::int64_t>(kTile, p.lengths_kv[static_cast<std::size_t>(b)] - key));
         step.v_rows = {v.row(key), v.stride_bytes};
         packer.columns({k.row(key), k.stride_bytes}, step.num_keys, job_.shape.d, step.k_cols);
-        step.v_is_finite = packer.reduced_rows(step.v_rows, step.num_keys, job_.shape.dv, step.v_reduced);
+        step.v_is_finite = packer.reduced_rows(step.v_rows, step.num_keys, job_.shape.dv, step.v_reduced,
+                                               job_.shape.words_along_keys());
     }
 
     const Job& job_;
@@ -88,11 +89,11 @@ public:
           shape_(job.shape),
           blocks_{job.args.problem},
           packer_{shape_.isa, shape_.products, shape_.dtype,
-                  arena.take<Word>(packer_scratch_words(shape_.d.padded_cols))},
+                  arena.take<Word>(shape_.tile_keys * shape_.d.padded_cols)},
           buffers_(take_step_buffers(arena, shape_)),
-          first_(arena.take<std::int32_t>(kTile)),
-          last_(arena.take<std::int32_t>(kTile)),
-          q_(arena.take<Word>(kTile * shape_.d.row_words)),
+          first_(arena.take<std::int32_t>(shape_.tile_rows)),
+          last_(arena.take<std::int32_t>(shape_.tile_rows)),
+          q_(arena.take<Word>(shape_.tile_rows * shape_.d.row_words)),
           unit_(SoftmaxState::at(arena.take<float>(SoftmaxState::num_floats(shape_)), shape_)),
           total_(SoftmaxState::at(arena.take<float>(SoftmaxState::num_floats(shape_)), shape_)),
           keys_(arena, job) {}
@@ -285,13 +286,13 @@ void forward(const ForwardArgs& args, const Metadata& metadata) {
     const Problem& p = args.problem;
     read_forward_work(p, metadata);
     const ForwardSchedule schedule = make_forward_schedule(p, args.num_threads);
-    const Isa& isa = current_isa();
-    const Products& products = isa.products(args.dtype);
+    std::int64_t longest_rows = 0, longest_kv = 0;
+    for (const std::int64_t s : p.lengths_q) longest_rows = std::max(longest_rows, s * p.g);
+    for (const std::int64_t s : p.lengths_kv) longest_kv = std::max(longest_kv, s);
     Job job{.args = args,
             .schedule = schedule,
-            .shape = {isa, products, args.dtype, layout_of(p.d, products), layout_of(p.dv, products),
-                      args.softmax_scale}};
-    for (const std::int64_t s : p.lengths_kv) job.longest_kv = std::max(job.longest_kv, s);
+            .shape = make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_rows, longest_kv),
+            .longest_kv = longest_kv};
     job.shared = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared));
     const auto spans = static_cast<std::int64_t>(schedule.spans.size());
     const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));

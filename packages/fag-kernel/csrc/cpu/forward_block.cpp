@@ -15,8 +15,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 SoftmaxState SoftmaxState::at(float* memory, const TileShape& shape) {
-    float* row_max = memory + kTile * shape.dv.padded_cols;
-    return {memory, row_max, row_max + kTile};
+    float* row_max = memory + shape.tile_rows * shape.dv.padded_cols;
+    return {memory, row_max, row_max + shape.tile_rows};
 }
 
 void SoftmaxState::clear(int num_rows, const TileShape& shape) const {
@@ -50,17 +50,18 @@ void SoftmaxState::merge(const SoftmaxState& later, int num_rows, const TileShap
 
 KeyStep take_key_step(Arena& arena, const TileShape& shape) {
     KeyStep step;
-    step.k_cols = arena.take<Word>(kTile * shape.d.row_words);
-    step.v_reduced = arena.take<Word>(shape.row_distance() * shape.dv.padded_cols);
+    step.k_cols = arena.take<Word>(shape.tile_keys * shape.d.row_words);
+    step.v_reduced = arena.take<Word>(shape.words_along_keys() * shape.dv.padded_cols);
     return step;
 }
 
 std::int64_t key_step_bytes(const TileShape& shape) {
-    return 4 * (kTile * shape.d.row_words + shape.row_distance() * shape.dv.padded_cols);
+    return 4 * (shape.tile_keys * shape.d.row_words + shape.words_along_keys() * shape.dv.padded_cols);
 }
 
 StepBuffers take_step_buffers(Arena& arena, const TileShape& shape) {
-    return {arena.take<float>(kTile * kTile), arena.take<Word>(kTile * shape.row_distance())};
+    return {arena.take<float>(shape.tile_rows * shape.tile_keys),
+            arena.take<Word>(shape.tile_rows * shape.words_along_keys())};
 }
 
 void add_step(const TileShape& shape, const Word* q, int num_rows, const KeyStep& keys, const Visible& visible,
@@ -75,7 +76,7 @@ void add_step(const TileShape& shape, const Word* q, int num_rows, const KeyStep
                   buffers.s + static_cast<std::int64_t>(seen.begin) * padded_keys + key, padded_keys,
                   seen.end - seen.begin, width, shape.d.words, Merge::replace});
     }
-    const std::int64_t distance = shape.row_distance();
+    const std::int64_t distance = shape.words_along_keys();
     ops.softmax_step({buffers.s, num_rows, padded_keys, visible, shape.scale, state.row_max, state.row_sum, state.out,
                       shape.dv.padded_cols, shape.dv.padded_cols, buffers.p, distance});
     add_reduced_keys(shape, {buffers.p, num_rows, keys.num_keys, visible}, keys.v_reduced, shape.dv, state.out,

@@ -12,7 +12,7 @@ struct SoftmaxState {
     float* row_max = nullptr;
     float* row_sum = nullptr;
 
-    static std::int64_t num_floats(const TileShape& shape) { return kTile * (shape.dv.padded_cols + 2); }
+    static std::int64_t num_floats(const TileShape& shape) { return shape.tile_rows * (shape.dv.padded_cols + 2); }
     static SoftmaxState at(float* memory, const TileShape& shape);
     /// No key seen yet.
     void clear(int num_rows, const TileShape& shape) const;
@@ -35,7 +35,7 @@ std::int64_t key_step_bytes(const TileShape& shape);
 
 struct StepBuffers {
     float* s = nullptr;  ///< [row][key]
-    Word* p = nullptr;   ///< [row][word along the keys], distance shape.row_distance()
+    Word* p = nullptr;   ///< [row][word along the keys], distance shape.words_along_keys()
 };
 
 StepBuffers take_step_buffers(Arena& arena, const TileShape& shape);

@@ -75,6 +75,13 @@ static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
     }
 }
 
+/// gemm_block for a number of rows known at run time.
+template <class Dot, int width, int max_rows>
+static inline void call_rows(const Gemm& args, const Word* a, float* c, int rows) {
+    if (rows == max_rows) return gemm_block<Dot, max_rows, width>(args, a, c);
+    if constexpr (max_rows > 1) call_rows<Dot, width, max_rows - 1>(args, a, c, rows);
+}
+
 /// All rows of C in blocks of max_rows; what is left over is spread so that no block is much smaller than the others.
 template <class Dot, int width, int max_rows>
 static inline void gemm_rows(const Gemm& args) {
@@ -84,16 +91,7 @@ static inline void gemm_rows(const Gemm& args) {
     while (left > 0) {
         int rows = left < max_rows ? left : max_rows;
         if (left > max_rows && left < 2 * max_rows) rows = (left + 1) / 2;
-        if constexpr (max_rows >= 6) {
-            if (rows == 6) gemm_block<Dot, 6, width>(args, a, c);
-            if (rows == 5) gemm_block<Dot, 5, width>(args, a, c);
-        }
-        if constexpr (max_rows >= 4) {
-            if (rows == 4) gemm_block<Dot, 4, width>(args, a, c);
-            if (rows == 3) gemm_block<Dot, 3, width>(args, a, c);
-        }
-        if (rows == 2) gemm_block<Dot, 2, width>(args, a, c);
-        if (rows == 1) gemm_block<Dot, 1, width>(args, a, c);
+        call_rows<Dot, width, max_rows>(args, a, c, rows);
         a += rows * args.lda;
         c += rows * args.ldc;
         left -= rows;

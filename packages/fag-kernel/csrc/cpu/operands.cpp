@@ -50,7 +50,8 @@ bool Packer::rows(const Rows& src, int num_rows, const Layout2D& shape, Word* ds
     return is_finite;
 }
 
-bool Packer::rows_transposed(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const {
+bool Packer::rows_transposed(const Rows& src, int num_rows, const Layout2D& shape, Word* dst,
+                             std::int64_t distance) const {
     const auto pack = products.pack_rows[static_cast<int>(dtype)];
     const bool is_finite = pack(src.base, src.stride_bytes, num_rows, shape.cols, scratch, shape.padded_cols);
     const std::int64_t word_rows = ceil_div(num_rows, products.packing);
@@ -58,7 +59,7 @@ bool Packer::rows_transposed(const Rows& src, int num_rows, const Layout2D& shap
     std::memset(scratch + word_rows * shape.padded_cols, 0,
                 static_cast<std::size_t>(missing * shape.padded_cols) * sizeof(Word));
     if (!is_finite) clean(scratch, word_rows * shape.padded_cols, products.packing);
-    isa.transpose(scratch, shape.padded_cols, static_cast<int>(word_rows), shape.cols, dst, row_distance());
+    isa.transpose(scratch, shape.padded_cols, static_cast<int>(word_rows), shape.cols, dst, distance);
     return is_finite;
 }
 
@@ -72,14 +73,15 @@ void Packer::columns(const Rows& src, int num_rows, const Layout2D& shape, Word*
     }
 }
 
-bool Packer::reduced_rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const {
+bool Packer::reduced_rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst,
+                          std::int64_t depth) const {
     const auto pack = products.pack_rows[static_cast<int>(dtype)];
     const std::int64_t element_bytes = kDTypeBytes[static_cast<int>(dtype)];
     const std::int64_t word_rows = ceil_div(num_rows, products.packing);
     bool is_finite = true;
     for (int at = 0; at < shape.padded_cols; at += products.panel) {
         const int width = std::min(products.panel, shape.padded_cols - at);
-        Word* panel = dst + at * row_distance();
+        Word* panel = dst + at * depth;
         const bool panel_is_finite = pack(src.base + at * element_bytes, src.stride_bytes, num_rows,
                                           std::min(width, shape.cols - at), panel, width);
         if (!panel_is_finite) clean(panel, word_rows * width, products.packing);

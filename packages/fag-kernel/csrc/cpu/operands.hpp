@@ -31,21 +31,17 @@ struct Packer {
     const Isa& isa;
     const Products& products;
     DType dtype;
-    Word* scratch;  ///< packer_scratch_words()
+    Word* scratch;  ///< as many words as rows x padded columns of the largest tile
 
-    /// dst[row][word along the row], kTile x row_words; missing rows up to a multiple of kAlign are zero.
+    /// dst[row][word along the row], distance row_words; missing rows up to a multiple of kAlign are zero.
     bool rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const;
-    /// dst[col][word along the rows], distance kTile / packing; cleaned. False if something had to be cleaned.
-    bool rows_transposed(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const;
+    /// dst[col][word along the rows]; cleaned. False if something had to be cleaned.
+    bool rows_transposed(const Rows& src, int num_rows, const Layout2D& shape, Word* dst, std::int64_t distance) const;
     /// B panels over the rows as columns: panel p at dst + p * panel * row_words, [word along the row][row].
     void columns(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const;
-    /// B panels over the head dim: panel p at dst + p * panel * kTile / packing, [word along the rows][col]; cleaned.
-    bool reduced_rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const;
-
-    std::int64_t row_distance() const { return kTile / products.packing; }
+    /// B panels over the head dim: panel p at dst + p * panel * depth, [word along the rows][col]; cleaned.
+    bool reduced_rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst, std::int64_t depth) const;
 };
-
-inline std::int64_t packer_scratch_words(std::int64_t widest) { return kTile * round_up(widest, kAlign); }
 
 /// Value of one element.
 float to_float(DType dtype, const std::byte* element);

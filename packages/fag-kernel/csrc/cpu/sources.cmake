@@ -1,9 +1,11 @@
 # Compiled everywhere; bind.cpp defines fag::cpu::bind_cpu.
 set(FAG_CPU_SOURCES
   csrc/cpu/backward.cpp
+  csrc/cpu/backward_job.cpp
   csrc/cpu/backward_margins.cpp
   csrc/cpu/backward_schedule.cpp
   csrc/cpu/backward_tile.cpp
+  csrc/cpu/backward_worker.cpp
   csrc/cpu/bind.cpp
   csrc/cpu/careful.cpp
   csrc/cpu/forward.cpp
@@ -16,6 +18,7 @@ set(FAG_CPU_SOURCES
   csrc/cpu/operands.cpp
   csrc/cpu/pool.cpp
   csrc/cpu/query_sums.cpp
+  csrc/cpu/row_cache.cpp
   csrc/cpu/visible_rows.cpp
 )
 # Compiled on x86-64 only; the end of the name chooses the instruction set: _avx2, _avx512, _avx512_bf16.

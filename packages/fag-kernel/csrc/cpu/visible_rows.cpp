@@ -22,7 +22,7 @@ RowSpan rows_seeing(const Visible& visible, int num_rows, int key_begin, int key
 void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word* reduced, const Layout2D& width,
                       float* out, Merge merge) {
     const Products& ops = shape.products;
-    const std::int64_t distance = shape.row_distance();
+    const std::int64_t distance = shape.words_along_keys();
     const Visible& visible = weights.visible;
     const int step = visible.all ? weights.num_rows : kMaskedRows;
     for (int col = 0; col < width.padded_cols; col += ops.panel) {

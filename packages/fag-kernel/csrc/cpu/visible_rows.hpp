@@ -14,7 +14,7 @@ struct RowSpan {
 /// Rows that see a key of [key_begin, key_end), relative to the tile.
 RowSpan rows_seeing(const Visible& visible, int num_rows, int key_begin, int key_end);
 
-/// P or dS of a tile as an A operand, packed along keys at distance row_distance(). What masked rows and keys hold
+/// P or dS of a tile as an A operand, packed along keys at distance words_along_keys(). What masked rows and keys hold
 /// must be zero wherever another row of the same tile sees a key.
 struct Weights {
     const Word* words;

@@ -1,0 +1,57 @@
+#include "row_cache.hpp"
+
+#include <algorithm>
+
+namespace fag::cpu {
+namespace {
+
+constexpr std::int64_t kCacheBytes = std::int64_t{4} << 20;
+
+}  // namespace
+
+RowCache::RowCache(Arena& arena, const BackwardJob& job) : job_(job) {
+    const std::int64_t fitting = std::max<std::int64_t>(1, kCacheBytes / row_tile_bytes(job.shape));
+    const std::int64_t of_a_group = job.args.problem.g * job.row_tiles(job.longest_q);
+    slots_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(of_a_group, 1, fitting)));
+    for (Slot& slot : slots_) slot.tile = take_row_tile(arena, job.shape);
+}
+
+bool RowCache::holds(std::int64_t heads, std::int64_t s1) const {
+    return heads * job_.row_tiles(s1) <= static_cast<std::int64_t>(slots_.size());
+}
+
+const RowTile& RowCache::get(const QueryHead& head, std::int64_t place, std::int64_t i, const Packer& packer) {
+    const std::int64_t wanted = place * job_.row_tiles(head.s1) + i;
+    Slot& slot =
+        slots_[static_cast<std::size_t>(std::min<std::int64_t>(wanted, static_cast<std::int64_t>(slots_.size()) - 1))];
+    if (slot.b != head.b || slot.n1 != head.n1 || slot.index != i) {
+        pack(head, i, packer, slot.tile);
+        slot.b = head.b;
+        slot.n1 = head.n1;
+        slot.index = i;
+    }
+    return slot.tile;
+}
+
+void RowCache::pack(const QueryHead& head, std::int64_t i, const Packer& packer, RowTile& tile) const {
+    const TileShape& shape = job_.shape;
+    const std::int64_t row = i * job_.grid.rows_per_tile;
+    tile.num_rows = static_cast<int>(std::min(head.s1 - row, job_.grid.rows_per_tile));
+    tile.q_rows = {head.q.row(row), head.q.stride_bytes};
+    tile.dout_rows = {head.dout.row(row), head.dout.stride_bytes};
+    const std::int64_t distance = shape.words_along_rows();
+    packer.rows(tile.q_rows, tile.num_rows, shape.d, tile.q);
+    packer.rows(tile.dout_rows, tile.num_rows, shape.dv, tile.dout);
+    tile.q_is_finite = packer.rows_transposed(tile.q_rows, tile.num_rows, shape.d, tile.q_t, distance);
+    tile.dout_is_finite = packer.rows_transposed(tile.dout_rows, tile.num_rows, shape.dv, tile.dout_t, distance);
+    shape.isa.dot_rows[static_cast<int>(shape.dtype)](tile.dout_rows.base, tile.dout_rows.stride_bytes,
+                                                      head.out.row(row), head.out.stride_bytes, tile.num_rows,
+                                                      shape.dv.cols, tile.shift);
+    for (int r = 0; r < tile.num_rows; ++r) {
+        tile.lse[r] = head.lse[row + r];
+        if (head.dlse != nullptr) tile.shift[r] -= head.dlse[row + r];
+    }
+    tile.lse[tile.num_rows] = tile.shift[tile.num_rows] = 0.0f;  // partner of an odd last row
+}
+
+}  // namespace fag::cpu
