@@ -86,10 +86,13 @@ class ForwardBlocks:
     """
 
     def __init__(self, problem: AttentionProblem, size: BlockSize) -> None:
-        lengths_q, lengths_kv, b = problem.lengths_q, problem.lengths_kv, problem.b
-        has_lists = problem.has_lengths_q or problem.has_lengths_kv
-        if b > 1 and (not has_lists or (_all_equal(lengths_q) and _all_equal(lengths_kv))):
-            lengths_q, lengths_kv = lengths_q[:1], lengths_kv[:1]
+        b = problem.b
+        if b and not problem.has_lengths_q and not problem.has_lengths_kv:
+            lengths_q, lengths_kv = np.array([problem.s1]), np.array([problem.s2])
+        else:
+            lengths_q, lengths_kv = problem.lengths_q, problem.lengths_kv
+            if b > 1 and _all_equal(lengths_q) and _all_equal(lengths_kv):
+                lengths_q, lengths_kv = lengths_q[:1], lengths_kv[:1]
         self.size = size
         self.g = problem.g
         self.num_entries = len(lengths_q)
@@ -312,7 +315,8 @@ class ForwardBlocks:
     def _count_head_blocks(self) -> Int64Array:
         rows, keys = self.size
         if self.mask_mode == MaskMode.NO_MASK or not self.num_entries:
-            return -(-self.lengths_q * self.g // rows) * -(-self.lengths_kv // keys)
+            num_rows: Int64Array = -(-self.lengths_q * self.g // rows)
+            return num_rows * -(-self.lengths_kv // keys)
         if self.num_entries == 1:
             return self.all_rows().before[-1:]
         if self.is_bnsd or self.g * keys % rows:
