@@ -97,7 +97,7 @@ class ForwardAreas:
             return area(0, rows)
         if blocks.is_bnsd:
             s1 = np.maximum(blocks.lengths_q[entries], 1)
-            heads = rows // s1
+            heads: Int64Array = rows // s1
             return heads * area(0, s1) + area(0, rows - heads * s1)
         queries = rows // blocks.g
         return blocks.g * area(0, queries) + (rows - queries * blocks.g) * area(queries, queries + 1)

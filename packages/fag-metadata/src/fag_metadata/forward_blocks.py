@@ -315,8 +315,8 @@ class ForwardBlocks:
     def _count_head_blocks(self) -> Int64Array:
         rows, keys = self.size
         if self.mask_mode == MaskMode.NO_MASK or not self.num_entries:
-            num_rows: Int64Array = -(-self.lengths_q * self.g // rows)
-            return num_rows * -(-self.lengths_kv // keys)
+            counts: Int64Array = (-self.lengths_q * self.g // rows) * (-self.lengths_kv // keys)
+            return counts
         if self.num_entries == 1:
             return self.all_rows().before[-1:]
         if self.is_bnsd or self.g * keys % rows:
