@@ -167,12 +167,14 @@ class ForwardBlocks:
 
     def positions(self, blocks: Int64Array) -> Positions:
         """Places of block numbers, 0 <= block < num_blocks, in order: each is where that block stands."""
-        entries, heads, inside = self.heads_at(blocks)
         if self.num_entries == 1:
             rows = self.all_rows()
+            heads = blocks // self.head_blocks[0]
+            inside = blocks - heads * self.head_blocks[0]
             row = flat = rows.before.searchsorted(inside, "right") - 1
             offset = inside - rows.before[flat]
         else:
+            entries, heads, inside = self.heads_at(blocks)
             rows, begin = self._rows_around(entries)
             base = rows.before[begin]
             flat = rows.before.searchsorted(inside + base, "right") - 1

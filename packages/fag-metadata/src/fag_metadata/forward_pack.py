@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .forward_blocks import ForwardBlocks, Int64Array, Positions
-from .layout import ROW_WORDS, ForwardSplit
+from .layout import ROW_WORDS, ForwardSplit, Int32Array
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -72,7 +72,9 @@ def pack_forward(
     num_sections = len(cuts.section_ends)
     section, lines, last = _lines(cuts.num_used, cube_cores)
     words = np.zeros((len(cuts.done), 7), np.int32)
-    merges = None
+    fa = np.zeros((num_sections * cube_cores, ROW_WORDS), np.int32)
+    fd = np.zeros((num_sections * vector_cores, ROW_WORDS), np.int32)
+    has_merges = False
     if blocks.num_blocks:
         # The very last end is behind all blocks; like that of every section it is set below.
         places = blocks.positions(np.minimum(cuts.done, blocks.num_blocks - 1))
@@ -80,19 +82,17 @@ def pack_forward(
         if cuts.stays is not None:
             words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
         places.is_inside_row[last] = False
-        if np.count_nonzero(places.is_inside_row):
-            words[:, 6], merges = _find_merges(blocks, places, section, last)
+        has_merges = bool(np.count_nonzero(places.is_inside_row))
+    if has_merges and not _write_pairs(fd, words, blocks, places, num_sections, num_vectors):
+        words[:, 6], merges = _find_merges(blocks, places, section, last)
+        _write_merges(fd, merges, num_sections, vector_cores, num_vectors)
     words[last, 3:6] = 0
     words[last, 3] = cuts.section_ends if num_sections > 1 else blocks.num_heads
     words[1:, 0:3] = words[:-1, 3:6]
-    fa = np.zeros((num_sections * cube_cores, ROW_WORDS), np.int32)
-    fd = np.zeros((num_sections * vector_cores, ROW_WORDS), np.int32)
     fa[lines, 0:7] = words
-    if merges is not None:
-        _write_merges(fd, merges, num_sections, vector_cores, num_vectors)
     return ForwardSplit(
         num_sections,
-        merges is not None,
+        has_merges,
         blocks.size.rows,
         blocks.size.keys,
         fa.reshape(num_sections, cube_cores, ROW_WORDS),
@@ -113,6 +113,54 @@ def _lines(
         np.arange(len(section)) + (section * per_section - (behind - num_used)[section]),
         behind - 1,
     )
+
+
+def _write_pairs(
+    fd: Int32Array,
+    words: Int32Array,
+    blocks: ForwardBlocks,
+    places: Positions,
+    num_sections: int,
+    num_vectors: int,
+) -> bool:
+    """Merges of the common dense case: every shared row block is a full one, and shared by two cores.
+
+    Then all merge tasks are alike, and this does in a third of the time what _find_merges and _write_merges do.
+
+    Args:
+        fd: Rows of the vector cores, to be written.
+        words: Words of the used cube cores' rows; the slot word is written.
+        blocks: Blocks that were cut.
+        places: Where the used cores stop.
+        num_sections: Number of sections.
+        num_vectors: Vector cores that may get merge work.
+
+    Returns:
+        Whether this is such a case; if not, nothing is written.
+    """
+    if num_sections > 1 or blocks.num_entries > 1:
+        return False
+    inner = places.is_inside_row.nonzero()[0]
+    head, row = places.head[inner], places.row[inner]
+    rows, num_tasks = blocks.size.rows, len(inner)
+    if int(row.max()) >= int(blocks.lengths_q[0]) * blocks.g // rows:
+        return False  # the last row block of a head is lower
+    if np.count_nonzero((row[1:] == row[:-1]) & (head[1:] == head[:-1])):
+        return False
+    mean = -(-2 * rows * num_tasks // num_vectors)
+    per = -(-rows // max(1, 2 * rows // mean))
+    pieces = -(-rows // per)
+    if pieces * num_tasks > num_vectors:
+        return False
+    cut_before = places.is_inside_row.cumsum()
+    words[1:, 6] = cut_before[:-1]
+    words[2:, 6] += cut_before[:-2]  # the core behind finishes the row block
+    tasks = fd[: num_tasks * pieces].reshape(num_tasks, pieces, ROW_WORDS)
+    tasks[:, :, 0], tasks[:, :, 1] = head[:, None], row[:, None]
+    tasks[:, :, 2], tasks[:, :, 3] = np.arange(0, 2 * num_tasks, 2)[:, None], 2
+    tasks[:, :, 4], tasks[:, :, 5] = np.arange(0, pieces * per, per), per
+    tasks[:, -1, 5] = rows - (pieces - 1) * per
+    return True
 
 
 def _find_merges(
@@ -159,7 +207,7 @@ def _find_merges(
 
 
 def _write_merges(
-    fd: npt.NDArray[np.int32], merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int
+    fd: Int32Array, merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int
 ) -> None:
     """Gives every merge task vector cores in proportion to its partial results times rows (step F9)."""
     section, _, _, _, num_parts, num_rows = merges
