@@ -125,7 +125,7 @@ def _write_pairs(
 ) -> bool:
     """Merges of the common dense case: every shared row block is a full one, and shared by two cores.
 
-    Then all merge tasks are alike, and this does in a third of the time what _find_merges and _write_merges do.
+    Then all merge tasks are alike, and this takes a third of the time of _find_merges and _write_merges.
 
     Args:
         fd: Rows of the vector cores, to be written.

@@ -262,7 +262,7 @@ def _columns(
     high = np.minimum(lengths_q, np.maximum(np.minimum(key + t2, lengths_kv) + left, 0))
     count = np.maximum(-(-high // t1) - first, 0)
     before = np.zeros(len(count) + 1, np.int64)
-    np.cumsum(count, out=before[1:])
+    np.add.accumulate(count, out=before[1:])
     return Columns(first, before)
 
 
@@ -279,7 +279,7 @@ def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> Cor
     per_core = -(-n // cores)
     used = -(-n // per_core)
     head, tile = np.divmod(_counting(used) * per_core, per_head)
-    column = np.searchsorted(columns.before, tile, side="right") - 1
+    column = columns.before.searchsorted(tile, "right") - 1
     cuts = np.empty(used + 1, np.int64)
     in_column = columns.first[column] + tile - columns.before[column]
     cuts[:-1] = (head * counts.o2 + column) * counts.o1 + in_column
