@@ -80,6 +80,68 @@ def test_no_more_threads_than_asked_for():
     )
 
 
+OPENMP_SCRIPT = """
+import os, sys
+import torch
+sys.path.insert(0, sys.argv[1])
+torch.set_num_threads(3)
+
+def use_openmp():
+    x = torch.randn(600, 600)
+    return (x @ x).sum()
+
+def count():
+    return len(os.listdir("/proc/self/task"))
+
+def run_in_child(work):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+def import_and_run():
+    from cpu_cases import Case
+    Case("BSND", n1=4, n2=2, d=32, s1=300, s2=300).run(threads=3)
+
+use_openmp()
+if sys.argv[2] == "late":  # the child loads the kernels after OpenMP's threads were lost in the fork
+    run_in_child(import_and_run)
+from cpu_cases import Case, assert_same_bits
+case = Case("BSND", n1=4, n2=2, d=32, s1=300, s2=300)
+expected = case.run(threads=1)
+before = count()
+for _ in range(3):
+    assert_same_bits(case.run(threads=3), expected)
+    use_openmp()
+started = count() - before
+assert started == (2 if os.environ.get("FAG_CPU_OPENMP") == "0" else 0), started
+run_in_child(lambda: assert_same_bits(case.run(threads=3), expected))
+assert_same_bits(case.run(threads=3), expected)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="threads are borrowed where /proc counts them"
+)
+@pytest.mark.parametrize("when", ["early", "late"])
+@pytest.mark.parametrize("wish", ["1", "0"])
+def test_openmp_threads_of_torch_are_borrowed_but_never_in_a_forked_child(when, wish):
+    pytest.importorskip("torch", reason="torch brings the OpenMP threads")
+    done = subprocess.run(
+        [sys.executable, "-c", OPENMP_SCRIPT, str(Path(__file__).parent), when],
+        env=os.environ | {"FAG_CPU_OPENMP": wish},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_thread_counts_below_one_are_refused(threads):
     with pytest.raises(ValueError, match="num_threads must be at least 1"):

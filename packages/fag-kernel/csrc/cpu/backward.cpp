@@ -56,7 +56,7 @@ void backward(const BackwardArgs& args, const Metadata& metadata) {
     Margins margins(args, work.grid, job.shape.isa);
     const auto spans = static_cast<std::int64_t>(schedule.spans.size());
     const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
-    run_parallel(threads, [&](int) { work_until_done(job, margins); });
+    run_parallel(threads, args.num_threads, [&](int) { work_until_done(job, margins); });
     margins.finish();
 }
 

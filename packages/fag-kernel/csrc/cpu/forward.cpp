@@ -296,7 +296,7 @@ void forward(const ForwardArgs& args, const Metadata& metadata) {
     job.shared = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared));
     const auto spans = static_cast<std::int64_t>(schedule.spans.size());
     const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
-    run_parallel(threads, [&](int) { work_until_done(job); });
+    run_parallel(threads, args.num_threads, [&](int) { work_until_done(job); });
 }
 
 }  // namespace fag::cpu

@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 
+#include "borrowed_threads.hpp"
 #include "float_state.hpp"
 
 namespace fag::cpu {
@@ -39,7 +40,7 @@ std::uint32_t wait_for_change(const std::atomic<std::uint32_t>& value, std::uint
     return value.load(std::memory_order_acquire);
 }
 
-/// One helper thread. It waits for `started` to move, runs its share, then moves `finished`.
+/// One helper thread. It waits for `started` to move, runs its share (which must not throw), then moves `finished`.
 class Helper {
 public:
     Helper() : thread_([this] { work(); }) { thread_.detach(); }
@@ -47,17 +48,14 @@ public:
     void start(const std::function<void(int)>& task, int index) {
         task_ = &task;
         index_ = index;
-        error_ = nullptr;
         started_.fetch_add(1, std::memory_order_release);
         started_.notify_one();
     }
 
-    /// The exception of the task, if it threw one.
-    std::exception_ptr finish() {
+    void wait() {
         const std::uint32_t target = started_.load(std::memory_order_relaxed);
         std::uint32_t seen = finished_.load(std::memory_order_acquire);
         while (seen != target) seen = wait_for_change(finished_, seen);
-        return error_;
     }
 
 private:
@@ -66,11 +64,7 @@ private:
         for (;;) {
             while (started_.load(std::memory_order_acquire) == seen) wait_for_change(started_, seen);
             ++seen;
-            try {
-                (*task_)(index_);
-            } catch (...) {
-                error_ = std::current_exception();
-            }
+            (*task_)(index_);
             finished_.store(seen, std::memory_order_release);
             finished_.notify_one();
         }
@@ -78,7 +72,6 @@ private:
 
     const std::function<void(int)>* task_ = nullptr;
     int index_ = 0;
-    std::exception_ptr error_;
     std::atomic<std::uint32_t> started_{0};
     std::atomic<std::uint32_t> finished_{0};
     std::thread thread_;
@@ -117,6 +110,11 @@ public:
         idle_.insert(idle_.end(), helpers.rbegin(), helpers.rend());  // capacity was reserved for all helpers
     }
 
+    int size() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return static_cast<int>(all_.size());
+    }
+
 private:
     std::mutex mutex_;
     std::vector<Helper*> idle_;
@@ -126,11 +124,14 @@ private:
 std::atomic<Pool*> pool{nullptr};
 
 /// After fork the child has the forking thread only; the parent's helpers, and whatever lock they held, do not exist.
-void forget_pool() { pool.store(nullptr); }
+void forget_threads() {
+    pool.store(nullptr);
+    forget_borrowed_threads();
+}
+
+const int fork_handler = pthread_atfork(nullptr, nullptr, forget_threads);
 
 Pool& current_pool() {
-    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
-    static_cast<void>(registered);
     Pool* found = pool.load();
     if (found == nullptr) {
         auto fresh = std::make_unique<Pool>();
@@ -139,29 +140,58 @@ Pool& current_pool() {
     return *found;
 }
 
-}  // namespace
+/// Keeps the first exception of several tasks.
+class FirstError {
+public:
+    template <typename Task>
+    void guard(const Task& task) noexcept {
+        try {
+            task();
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (error_ == nullptr) error_ = std::current_exception();
+        }
+    }
 
-void run_parallel(int count, const std::function<void(int)>& task) {
-    const std::function<void(int)> with_default_floats = [&task](int index) {
-        const DefaultFloatState state;
-        task(index);
-    };
-    if (count <= 1) return with_default_floats(0);
+    void rethrow() const {
+        if (error_ != nullptr) std::rethrow_exception(error_);
+    }
+
+private:
+    std::mutex mutex_;
+    std::exception_ptr error_;
+};
+
+void run_on_own_threads(int count, const std::function<void(int)>& task) {
     Pool& home = current_pool();
     const std::vector<Helper*> helpers = home.take(count - 1);
-    for (int i = 1; i < count; ++i) helpers[static_cast<std::size_t>(i - 1)]->start(with_default_floats, i);
-    std::exception_ptr error;
-    try {
-        with_default_floats(0);
-    } catch (...) {
-        error = std::current_exception();
-    }
-    for (Helper* helper : helpers) {
-        const std::exception_ptr theirs = helper->finish();
-        if (error == nullptr) error = theirs;
-    }
+    for (int i = 1; i < count; ++i) helpers[static_cast<std::size_t>(i - 1)]->start(task, i);
+    task(0);
+    for (Helper* helper : helpers) helper->wait();
     home.give_back(helpers);
-    if (error != nullptr) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+int num_own_threads() {
+    Pool* found = pool.load();
+    return found == nullptr ? 0 : found->size();
+}
+
+void run_parallel(int count, int allowed, const std::function<void(int)>& task) {
+    FirstError error;
+    const std::function<void(int)> guarded = [&](int index) {
+        error.guard([&] {
+            const DefaultFloatState state;
+            task(index);
+        });
+    };
+    if (count <= 1) {
+        guarded(0);
+    } else if (!run_on_borrowed_threads(count, allowed, guarded)) {
+        run_on_own_threads(count, guarded);
+    }
+    error.rethrow();
 }
 
 }  // namespace fag::cpu

@@ -7,6 +7,7 @@ set(FAG_CPU_SOURCES
   csrc/cpu/backward_tile.cpp
   csrc/cpu/backward_worker.cpp
   csrc/cpu/bind.cpp
+  csrc/cpu/borrowed_threads.cpp
   csrc/cpu/careful.cpp
   csrc/cpu/forward.cpp
   csrc/cpu/forward_block.cpp
