@@ -111,10 +111,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.worse = self.better = self.total = 0
-        self.bounds = {
-            8: [0, 0, 0],
-            2: [0, 0, 0],
-        }  # tiles a core: problems, above the bound, of these order-bound
+        # least tiles a core -> problems, above the bound, of these above 1.05 x a perfect split, their worst
+        self.bounds: dict[int, list[float]] = {8: [0, 0, 0, 0.0], 2: [0, 0, 0, 0.0]}
 
     def add(self, cann: Load, ours: Load) -> None:
         if not ours.area.any():
@@ -129,7 +127,9 @@ class Tally:
                 row[0] += 1
                 if ours.max_over_mean > bound:
                     row[1] += 1
-                    row[2] += int(ours.area.max() > 1.05 * ours.perfect)
+                    if ours.area.max() > 1.05 * ours.perfect:
+                        row[2] += 1
+                        row[3] = max(row[3], ours.max_over_mean)
                 break
 
     def print(self, name: str) -> None:
@@ -139,7 +139,7 @@ class Tally:
         for (least, row), bound in zip(self.bounds.items(), (1.05, 1.25), strict=True):
             print(
                 f"  at least {least} tiles a core: {row[0]}; above {bound}: {row[1]}; "
-                f"above 1.05 x a perfect split too: {row[2]}"
+                f"above 1.05 x a perfect split too: {row[2]}, the worst {row[3]:.2f}"
             )
 
 

@@ -179,7 +179,7 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow(
         "BN2S2",
         None,
-        can=(Condition("a kernel provides it", lambda p, t, s: False, lambda p, t, s: "reserved"),),
+        can=(Condition("a kernel", lambda p, t, s: False, lambda p, t, s: "none (the name is reserved)"),),
         want=(),
         evidence="Reserved in CANN's tiling key; no kernel exists.",
     ),
