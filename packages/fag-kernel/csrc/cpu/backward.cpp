@@ -41,19 +41,19 @@ void work_until_done(BackwardJob& job, Margins& margins) {
 
 void backward(const BackwardArgs& args, const Metadata& metadata) {
     const Problem& p = args.problem;
-    const GradWork work = read_grad_work(p, metadata);
-    const BackwardSchedule schedule = make_backward_schedule(p, work, args.num_threads);
+    const TileSize tile = check_grad_work(p, metadata);
+    const BackwardSchedule schedule = make_backward_schedule(p, tile, args.num_threads);
     const std::int64_t longest_q = longest(p.lengths_q), longest_kv = longest(p.lengths_kv);
     BackwardJob job{
         .args = args,
-        .grid = work.grid,
+        .tile = tile,
         .schedule = schedule,
         .shape = make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_q, longest_kv),
         .longest_q = longest_q,
         .longest_kv = longest_kv};
     job.shared_queries = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared_queries));
 
-    Margins margins(args, work.grid, job.shape.isa);
+    Margins margins(args, tile, job.shape.isa);
     const auto spans = static_cast<std::int64_t>(schedule.spans.size());
     const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
     run_parallel(threads, args.num_threads, [&](int) { work_until_done(job, margins); });

@@ -13,7 +13,7 @@ namespace fag::cpu {
 
 struct BackwardJob {
     const BackwardArgs& args;
-    const TileGrid& grid;
+    const TileSize tile;
     const BackwardSchedule& schedule;
     TileShape shape;
     std::int64_t longest_q = 0;
@@ -23,7 +23,7 @@ struct BackwardJob {
     std::atomic<std::int64_t> next_margin{0};
     std::atomic<bool> failed{false};
 
-    std::int64_t row_tiles(std::int64_t s1) const { return ceil_div(s1, grid.rows_per_tile); }
+    std::int64_t row_tiles(std::int64_t s1) const { return ceil_div(s1, tile.rows); }
     /// Accumulators of dQ: tiles of tile_rows x d.padded_cols.
     std::int64_t query_tile_floats() const { return shape.tile_rows * shape.d.padded_cols; }
 };

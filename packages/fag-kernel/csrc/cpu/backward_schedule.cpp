@@ -20,15 +20,15 @@ struct Costs {
     std::int64_t total = 0;
 };
 
-Costs count_costs(const Problem& problem, const TileGrid& grid) {
+Costs count_costs(const Problem& problem, TileSize tile) {
     Costs costs;
     costs.first_column.push_back(0);
     for (std::size_t b = 0; b < static_cast<std::size_t>(problem.b); ++b) {
         const std::int64_t s1 = problem.lengths_q[b], s2 = problem.lengths_kv[b];
         const Band band(problem, s1, s2);
         std::int64_t head = 0;
-        for (std::int64_t key = 0; key < s2; key += grid.keys_per_tile) {
-            const std::int64_t end = std::min(s2, key + grid.keys_per_tile);
+        for (std::int64_t key = 0; key < s2; key += tile.keys) {
+            const std::int64_t end = std::min(s2, key + tile.keys);
             const Interval rows = band.rows_of_keys(key, end);
             costs.columns.push_back(rows.empty() ? 0 : (rows.end - rows.begin) * (end - key));
             head += costs.columns.back();
@@ -42,10 +42,9 @@ Costs count_costs(const Problem& problem, const TileGrid& grid) {
 
 }  // namespace
 
-BackwardSchedule make_backward_schedule(const Problem& problem, const GradWork& work, int max_threads) {
+BackwardSchedule make_backward_schedule(const Problem& problem, TileSize tile, int max_threads) {
     BackwardSchedule schedule;
-    if (work.cores.empty()) return schedule;
-    const Costs costs = count_costs(problem, work.grid);
+    const Costs costs = count_costs(problem, tile);
     schedule.num_threads = threads_worth_waking(2 * (3 * problem.d + 2 * problem.dv), costs.total, max_threads);
     ThreadsAhead threads(schedule.num_threads, costs.total);
     const std::int64_t span_cost = costs.total / (schedule.num_threads * kSpansPerThread);

@@ -26,8 +26,6 @@ struct BackwardSchedule {
 };
 
 /// Whole kv heads where that keeps all threads busy to the end, else groups of columns.
-/// The metadata's cores are joined first: where one core ended and the next began has no influence on a result, and
-/// the number of threads at hand is a better guide than the number of cores of the target.
-BackwardSchedule make_backward_schedule(const Problem& problem, const GradWork& work, int max_threads);
+BackwardSchedule make_backward_schedule(const Problem& problem, TileSize tile, int max_threads);
 
 }  // namespace fag::cpu

@@ -56,7 +56,7 @@ void BackwardWorker::run_heads_for_all_columns(const BackwardSpan& span, const K
     const std::int64_t dk_floats = shape_.tile_keys * shape_.d.padded_cols;
     const std::int64_t column_floats = dk_floats + shape_.tile_keys * shape_.dv.padded_cols;
     if (column_sums_ == nullptr) {
-        column_sums_ = arena_.take<float>(ceil_div(job_.longest_kv, job_.grid.keys_per_tile) * column_floats);
+        column_sums_ = arena_.take<float>(ceil_div(job_.longest_kv, job_.tile.keys) * column_floats);
     }
     for (std::int64_t g = 0; g < g_end; ++g) {
         for (std::int64_t column = span.col_begin; column < span.col_end; ++column) {
@@ -92,7 +92,7 @@ void BackwardWorker::run_rows(const BackwardSpan& span, const KeyHead& head, std
     const std::int64_t key = first_key(column);
     const Interval seeing = head.band.rows_of_keys(key, key + keys_.num_keys);
     const std::int64_t end = job_.row_tiles(seeing.end);
-    for (std::int64_t i = seeing.begin / job_.grid.rows_per_tile; i < end; ++i) run_tile(span, head, column, g, i);
+    for (std::int64_t i = seeing.begin / job_.tile.rows; i < end; ++i) run_tile(span, head, column, g, i);
 }
 
 void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std::int64_t column, std::int64_t g,
@@ -101,14 +101,14 @@ void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std
     const bool is_alone = span.shared_query < 0;
     const bool has_place = !is_alone || rows_.holds(job_.args.problem.g, query.s1);
     const RowTile& rows = rows_.get(query, has_place ? g : 0, i, packer_);
-    const std::int64_t row = i * job_.grid.rows_per_tile;
+    const std::int64_t row = i * job_.tile.rows;
     const Visible visible =
         tile_visibility(head.band, row, rows.num_rows, first_key(column), keys_.num_keys, buffers_);
     add_to_keys(shape_, rows, keys_, visible, buffers_);
 
     const Interval seen = head.band.keys_of_rows(row, row + rows.num_rows);
-    const std::int64_t rank = column - seen.begin / job_.grid.keys_per_tile;
-    const bool is_last = column + 1 == ceil_div(seen.end, job_.grid.keys_per_tile);
+    const std::int64_t rank = column - seen.begin / job_.tile.keys;
+    const bool is_last = column + 1 == ceil_div(seen.end, job_.tile.keys);
     const Merge merge = rank == 0 ? Merge::replace : Merge::add;
     const Rows out{query.dq.row(row), query.dq.stride_bytes};
     if (is_alone) {

@@ -36,7 +36,7 @@ private:
     void store_column(const KeyHead& head, std::int64_t column);
     void store_keys(const float* gradient_t, const Layout2D& width, float scale, const Rows& out);
 
-    std::int64_t first_key(std::int64_t column) const { return column * job_.grid.keys_per_tile; }
+    std::int64_t first_key(std::int64_t column) const { return column * job_.tile.keys; }
 
     BackwardJob& job_;
     const TileShape& shape_;

@@ -284,7 +284,7 @@ void work_until_done(Job& job) {
 
 void forward(const ForwardArgs& args, const Metadata& metadata) {
     const Problem& p = args.problem;
-    read_forward_work(p, metadata);
+    check_forward_work(p, metadata);
     const ForwardSchedule schedule = make_forward_schedule(p, args.num_threads);
     std::int64_t longest_rows = 0, longest_kv = 0;
     for (const std::int64_t s : p.lengths_q) longest_rows = std::max(longest_rows, s * p.g);

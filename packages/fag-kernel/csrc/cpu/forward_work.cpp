@@ -12,6 +12,13 @@
 namespace fag::cpu {
 namespace {
 
+/// A place in the forward's order of work: batch-head, row block, column block.
+struct BlockPosition {
+    std::int64_t bn;
+    std::int64_t row;
+    std::int64_t col;
+};
+
 bool is_before(const BlockPosition& a, const BlockPosition& b) {
     return std::tie(a.bn, a.row, a.col) < std::tie(b.bn, b.row, b.col);
 }
@@ -63,28 +70,27 @@ public:
           aiv_(aiv),
           name_("section " + std::to_string(index) + ", core ") {}
 
-    /// Appends the section's cores; `done` is where the work before ended.
-    void read_cores(const Blocks& blocks, BlockPosition& done, std::vector<BlockRange>& cores) const {
+    /// Moves `done`, where the work before ended, to where this section's work ends.
+    void check_cores(const Blocks& blocks, BlockPosition& done) const {
         for (std::int64_t core = 0; core < aic_; ++core) {
             const std::int64_t at = core * FAG_ROW_WORDS;
-            const BlockRange range{{fa_[at + FAG_FA_START_BN], fa_[at + FAG_FA_START_ROW], fa_[at + FAG_FA_START_COL]},
-                                   {fa_[at + FAG_FA_END_BN], fa_[at + FAG_FA_END_ROW], fa_[at + FAG_FA_END_COL]}};
+            const BlockPosition begin{fa_[at + FAG_FA_START_BN], fa_[at + FAG_FA_START_ROW], fa_[at + FAG_FA_START_COL]};
+            const BlockPosition end{fa_[at + FAG_FA_END_BN], fa_[at + FAG_FA_END_ROW], fa_[at + FAG_FA_END_COL]};
             const BlockPosition zero{0, 0, 0};
-            if (is_same(range.end, zero)) continue;  // unused: the end of a used core lies behind (0, 0, 0)
+            if (is_same(end, zero)) continue;  // unused: the end of a used core lies behind (0, 0, 0)
             const std::string field = name_ + std::to_string(core) + ": ";
-            if (!is_same(range.begin, done)) {
-                refuse(field + "FA start", "be " + text(done) + ", where the core before ends", range.begin);
+            if (!is_same(begin, done)) {
+                refuse(field + "FA start", "be " + text(done) + ", where the core before ends", begin);
             }
-            if (!blocks.contains(range.end)) refuse(field + "FA end", "lie inside the problem", range.end);
-            if (is_before(range.end, range.begin)) {
-                refuse(field + "FA end", "not lie before its start " + text(range.begin), range.end);
+            if (!blocks.contains(end)) refuse(field + "FA end", "lie inside the problem", end);
+            if (is_before(end, begin)) {
+                refuse(field + "FA end", "not lie before its start " + text(begin), end);
             }
             const std::int64_t slot = fa_[at + FAG_FA_FIRST_SLOT];
             if (slot < 0 || slot > 2 * aic_) {
                 Words::refuse(field + "FA first_slot", "be at most twice the cores, " + std::to_string(2 * aic_), slot);
             }
-            cores.push_back(range);
-            done = range.end;
+            done = end;
         }
     }
 
@@ -120,29 +126,25 @@ private:
 
 }  // namespace
 
-ForwardWork read_forward_work(const Problem& problem, const Metadata& metadata) {
+void check_forward_work(const Problem& problem, const Metadata& metadata) {
     const Words head(metadata, 0, FAG_HEAD_WORDS, "head");
     const std::int64_t num_sections = head.at_least("section_num", FAG_HEAD_SECTION_NUM, 1);
     const std::int64_t aic = head.at_least("aic", FAG_HEAD_AIC, 1);
     const std::int64_t aiv = head.at_least("aiv", FAG_HEAD_AIV, 0);
-    ForwardWork work;
-    work.rows_per_block = head.at_least("m", FAG_HEAD_M, 1);
-    work.keys_per_block = head.at_least("k", FAG_HEAD_K, 1);
+    const Blocks blocks{problem, head.at_least("m", FAG_HEAD_M, 1), head.at_least("k", FAG_HEAD_K, 1)};
     const std::int64_t room = (metadata.size - FAG_HEAD_WORDS) / FAG_ROW_WORDS;
     if (num_sections > room / aic || aiv > room / num_sections - aic) {
         Words::refuse("section_num", "leave all rows inside the tensor of " + std::to_string(metadata.size) + " words",
                       num_sections);
     }
-    const Blocks blocks{problem, work.rows_per_block, work.keys_per_block};
     BlockPosition done{0, 0, 0};
     for (std::int64_t i = 0; i < num_sections; ++i) {
         const Section section(metadata, i, num_sections, aic, aiv);
-        section.read_cores(blocks, done, work.cores);
+        section.check_cores(blocks, done);
         section.check_merges(blocks);
     }
     const BlockPosition all{blocks.heads(), 0, 0};
     if (!is_same(done, all)) refuse("FA end of the last core", "be " + text(all) + ", the end of all rows", done);
-    return work;
 }
 
 }  // namespace fag::cpu

@@ -1,12 +1,15 @@
-/// Reads the work of a call out of the metadata tensor and refuses whatever does not fit the problem.
+/// Checks the work that the metadata tensor hands out, and refuses whatever does not fit the problem.
 ///
-/// The tensor may hold anything. After these functions every number taken from it is inside its range, the ranges of
-/// the cores follow each other without hole or overlap and end at the problem's last tile or row. Whether the tensor
-/// was made for this very problem is the caller's check (fag_metadata.check_metadata).
+/// The tensor may hold anything. What passes says of every tile and every row block who computes it, exactly once: the
+/// ranges of the cores follow each other without hole or overlap from the first to the last. That is all the kernels
+/// need to know. Where one core ends and the next begins decides nothing on a CPU: joined, the ranges are all work, and
+/// the schedules cut it anew for the threads at hand, at places where no sum notices. So a result has the same bits for
+/// the metadata of any target, and a plan that leaves something out is an error here and not a wrong number.
+///
+/// Whether the tensor was made for this very problem is the caller's check (fag_metadata.check_metadata).
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "../problem.hpp"
 
@@ -17,50 +20,16 @@ struct Metadata {
     std::int64_t size;
 };
 
-/// Tiles [begin, end) in the numbering of the FAG block.
-struct TileRange {
-    std::int64_t begin;
-    std::int64_t end;
+/// Backward tiles; the last of a sequence may be smaller.
+struct TileSize {
+    std::int64_t rows = 1;
+    std::int64_t keys = 1;
 };
 
-/// The numbering of the FAG block: batch entry, kv head, query head of it, key tile, query tile (fastest).
-struct TileGrid {
-    std::int64_t rows_per_tile = 1;
-    std::int64_t keys_per_tile = 1;
-    std::vector<std::int64_t> row_tiles;   ///< (b,) rectangle of one head, numbered tiles, real or beyond the length
-    std::vector<std::int64_t> key_tiles;   ///< (b,)
-    std::vector<std::int64_t> first_tile;  ///< (b + 1,) number of the first tile of each batch entry, then the total
+/// Checks the FAG block and returns its tile size. Throws std::invalid_argument naming the field.
+TileSize check_grad_work(const Problem& problem, const Metadata& metadata);
 
-    std::int64_t total() const { return first_tile.back(); }
-};
-
-struct GradWork {
-    TileGrid grid;
-    std::vector<TileRange> cores;  ///< in order, joined they are [0, grid.total()), or none where no pair is visible
-};
-
-/// Throws std::invalid_argument naming the field.
-GradWork read_grad_work(const Problem& problem, const Metadata& metadata);
-
-/// A place in the forward's order of work: batch-head, row block, column block.
-struct BlockPosition {
-    std::int64_t bn;
-    std::int64_t row;
-    std::int64_t col;
-};
-
-struct BlockRange {
-    BlockPosition begin;
-    BlockPosition end;
-};
-
-struct ForwardWork {
-    std::int64_t rows_per_block = 1;     ///< rows are (query position x query head of the kv head)
-    std::int64_t keys_per_block = 1;
-    std::vector<BlockRange> cores;       ///< of all sections, in order; joined they are all blocks of the problem
-};
-
-/// Throws std::invalid_argument naming the field.
-ForwardWork read_forward_work(const Problem& problem, const Metadata& metadata);
+/// Checks the FA and FD rows. Throws std::invalid_argument naming the field.
+void check_forward_work(const Problem& problem, const Metadata& metadata);
 
 }  // namespace fag::cpu

@@ -35,8 +35,8 @@ const RowTile& RowCache::get(const QueryHead& head, std::int64_t place, std::int
 
 void RowCache::pack(const QueryHead& head, std::int64_t i, const Packer& packer, RowTile& tile) const {
     const TileShape& shape = job_.shape;
-    const std::int64_t row = i * job_.grid.rows_per_tile;
-    tile.num_rows = static_cast<int>(std::min(head.s1 - row, job_.grid.rows_per_tile));
+    const std::int64_t row = i * job_.tile.rows;
+    tile.num_rows = static_cast<int>(std::min(head.s1 - row, job_.tile.rows));
     tile.q_rows = {head.q.row(row), head.q.stride_bytes};
     tile.dout_rows = {head.dout.row(row), head.dout.stride_bytes};
     const std::int64_t distance = shape.words_along_rows();
