@@ -247,11 +247,19 @@ def test_batch_of_65535_works(layout: str) -> None:
     assert torch.all(got.dv == 1)
 
 
-@pytest.mark.parametrize("name", ["k", "v", "dout", "attn_out", "softmax_lse", "sinks"])
+@pytest.mark.parametrize(
+    "name", ["k", "v", "dout", "attn_out", "softmax_lse", "sinks", "metadata", "seqused_q", "attn_mask"]
+)
 @pytest.mark.parametrize("api", harness.TORCH_APIS, ids=lambda api: api.name)
 def test_refuses_tensors_on_another_device(api: Api, layout: str, name: str) -> None:
-    rule = Rule({name: lambda x: x.to("meta")}, name, ("meta", "cpu"))
-    assert_refused_somehow(api, rule, good_arguments(layout))
+    extra = {
+        "metadata": torch.zeros(8192, dtype=torch.int32),
+        "seqused_q": torch.zeros(B, dtype=torch.int32),
+        "attn_mask": torch.zeros(2048, 2048, dtype=torch.int8),
+    }
+    changes: dict[str, Any] = {"mask_mode": CAUSAL} if name == "attn_mask" else {}
+    rule = Rule(changes | {name: lambda x: extra.get(name, x).to("meta")}, name, ("meta", "cpu"))
+    assert_refused_somehow(api, rule, {**dict.fromkeys(extra), **good_arguments(layout)})
 
 
 def assert_refused_somehow(api: Api, rule: Rule, arguments: dict[str, Any]) -> None:

@@ -196,7 +196,7 @@ def test_metadata_made_with_one_bound_fits_a_call_with_another(layout: str, targ
         used = slots
     else:
         call = Call(layout, mode, seqused_q=used, seqused_kv=used)
-    inputs = harness.random_inputs(call, 3, 100, 100, N1, N2, D)
+    inputs = harness.random_inputs(call, 3, 120, 120, N1, N2, D)  # slots longer than the longest entry
     results = []
     for made_with in (None, 100, 128, 300, 5000):
         bounds = {"max_seqlen_q": made_with, "max_seqlen_kv": made_with}

@@ -388,6 +388,18 @@ def test_lse_of_rows_without_keys_gives_no_gradient(layout: str) -> None:
         harness.assert_same_bits(harness.run_front(call, inputs, dlse.masked_fill(keyless, value)), wanted)
 
 
+def test_lse_gradient_of_padding_is_never_read(layout: str) -> None:
+    call = harness.uniform(layout, 2, 16, 16, seqused_q=(5, 16), seqused_kv=(9, 3))
+    inputs = harness.fill_padding(
+        call, harness.random_inputs(call, 2, 16, 16, 2, 2, 32, with_sinks=True), 0.0
+    )
+    dlse = torch.randn(oracle.lse_shape(inputs.q, layout))
+    wanted = harness.run_front(call, inputs, dlse)
+    unused = ~harness.used_lse(call, inputs)
+    dirty = harness.fill_padding(call, inputs, math.nan)
+    harness.assert_same_bits(harness.run_front(call, dirty, dlse.masked_fill(unused, math.nan)), wanted)
+
+
 # ---- refused derivatives ---------------------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ import torch
 from harness import Api, Inputs
 from oracle import CAUSAL, NO_MASK, SLIDING_WINDOW, Call
 
+import fag_torch
+
 INF = float("inf")
 THREADS = (1, 2, 3, 8)
 
@@ -260,6 +262,15 @@ def test_pc42_scale_of_any_sign_and_size(
     inputs = harness.random_inputs(call, 2, 33, 65, 2, 1, 64, dtype=dtype)
     got = check(api, call, inputs)
     assert torch.count_nonzero(got.dv) > 0
+
+
+def test_pc42_zero_is_documented_as_the_default(api: Api) -> None:
+    """0.0 is 1/sqrt(D) in both operators, as their documentation says."""
+    call, inputs = scale_problem()
+    wanted = harness.run(api, call, inputs)
+    harness.assert_same_bits(harness.run(api, call, inputs, softmax_scale=0.0), wanted)
+    assert "0.0" in (fag_torch.flash_attn.__doc__ or "")
+    assert "0.0" in (fag_torch.flash_attn_grad.__doc__ or "")
 
 
 @pytest.mark.parametrize("scale", [float("nan"), INF, -INF], ids=str)
