@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fag_metadata.bounds import perfect_split_bound
+from fag_metadata.loads import perfect_split_bound
 
 
 def best_load(tiles: list[int], cores: int) -> int:

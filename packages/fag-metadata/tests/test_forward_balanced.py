@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fag_metadata import TARGETS, AttentionProblem, ForwardSplit, Target
-from fag_metadata.bounds import perfect_split_bound
 from fag_metadata.forward_areas import ForwardAreas
 from fag_metadata.forward_balanced import core_areas, split_forward_balanced
 from fag_metadata.forward_blocks import BlockSize, ForwardBlocks
 from fag_metadata.forward_split import split_forward
 from fag_metadata.layout import FWD_UNIT_KEYS
+from fag_metadata.loads import perfect_split_bound
 
 ASCEND = TARGETS["Ascend950PR_9599"]
 CPU = TARGETS["cpu"]

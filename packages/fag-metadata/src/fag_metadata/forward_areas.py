@@ -1,7 +1,6 @@
 """Visible area of the forward's base blocks: how many (query, key) pairs of a block the mask leaves.
 
-Areas are what the balanced split evens out and what balance figures count; blocks themselves are those of
-forward_blocks.py. Nothing here assigns work.
+Areas are what the balanced split evens out and what balance figures count.
 """
 
 from __future__ import annotations
@@ -17,17 +16,9 @@ from .terms import MaskMode
 
 
 class Pieces(NamedTuple):
-    """Row blocks, or parts of row blocks, with at least one visible pair, of one head of some entries.
+    """Row blocks, or parts of them, with visible pairs, of one head of some entries, in order.
 
-    All are int64 arrays of one length, in order.
-
-    Attributes:
-        entry: Entry.
-        row: Row block.
-        key: First key block.
-        width: Key blocks.
-        done: Blocks of the head in front of the piece.
-        area: Visible pairs of the piece.
+    Entry, row block, first key block, number of key blocks, blocks of the head in front, visible pairs.
     """
 
     entry: Int64Array
@@ -43,12 +34,7 @@ class Pieces(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The pieces of all heads in order.
-
-    Attributes:
-        done: Blocks of the problem in front of every piece, and their number, int64, from 0 to num_blocks.
-        area: Visible pairs in front of every piece, and their number, int64, strictly ascending.
-    """
+    """The pieces of all heads: blocks, and visible pairs, in front of every one, and their number."""
 
     done: Int64Array
     area: Int64Array
@@ -60,7 +46,7 @@ class ForwardAreas:
     Attributes:
         blocks: The blocks.
         head_area: Visible pairs of a kv head (all its query heads) of every entry, int64.
-        area_before: Visible pairs in front of every entry, int64, one number more than entries.
+        area_before: Visible pairs in front of every entry, one number more than entries.
     """
 
     def __init__(self, blocks: ForwardBlocks) -> None:
@@ -184,15 +170,7 @@ class ForwardAreas:
         return Items(done, area)
 
     def nearest(self, wanted: Int64Array, step: int | None) -> Items:
-        """Cuts between pieces next to wanted areas, found in stages without a list of all pieces.
-
-        Args:
-            wanted: Visible pairs that should lie in front of the cuts, 0 <= wanted < total, not descending.
-            step: None for cuts between row blocks, else key blocks of a part.
-
-        Returns:
-            The cuts, and the end.
-        """
+        """Cuts between pieces next to the wanted areas (ascending), found in stages without a list of all."""
         blocks = self.blocks
         entry = self.area_before.searchsorted(wanted, "right") - 1
         rest = wanted - self.area_before[entry]

@@ -2,7 +2,7 @@
 
 Cuts are between row blocks where that is even enough, else between the parts of row blocks, whose partial
 results are then merged. Ascend targets may cut a row block at any key block, and get a second section where
-one range a core is uneven (forward_sections.py). Target "cpu" has one section and cuts row blocks only where
+one range a core is uneven (_cut_two_sections). Target "cpu" has one section and cuts row blocks only where
 the online softmax starts afresh anyway, at multiples of FWD_UNIT_KEYS keys, so that the split never changes a
 bit of the result; its cuts depend on real lengths only, never on max_seqlen bounds.
 """
@@ -12,16 +12,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .forward_areas import ForwardAreas, Items
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import Cuts, pack_forward
-from .forward_sections import cut_two_sections
 from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit
 from .min_max import even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .targets import CPU_TARGET, Target
+
+Float64Array = npt.NDArray[np.float64]
 
 _GOOD_ENOUGH = 1.02
 """Max/mean up to which nearest cuts are taken without a search, and whole row blocks without parts."""
@@ -30,8 +32,7 @@ _MAX_LOSS = 1.02
 _MAX_LOADED = 1.04
 """Max/mean up to which that is allowed."""
 _UNEVEN = 1.05
-"""Max/mean above which two sections are tried, whose ranges together may be more even than one range a core.
-"""
+"""Max/mean above which two sections are tried."""
 _MIN_SECTION_GAIN = 0.99
 """A second section must lower the heaviest core to this part of it."""
 _CPU_GOOD_ENOUGH = 1.1
@@ -44,6 +45,14 @@ _FLAT_ITEMS = 1 << 15
 """Pieces up to which one running sum over all of them is faster than finding each cut in stages."""
 _SEARCH_ITEMS = 1 << 18
 """Pieces up to which the exact search is made; beyond, one piece is a vanishing part of a core's share."""
+_MOST_BLOCKS = 1 << 15
+"""With more blocks one of them is a small part of a core's share."""
+_HEADS_TRIED = 4
+"""Places tried for the cut between the sections, on either side of the middle."""
+_REACH = 12
+"""Places of the first section tried on either side of the wanted one."""
+_PAIRS = 40
+"""Pairs of places kept for every core, those with the best sums."""
 
 
 class _Cut(NamedTuple):
@@ -63,18 +72,10 @@ def split_forward_balanced(problem: AttentionProblem, target: Target) -> Forward
 
     For Ascend targets the heaviest core is never heavier than in CANN's split of the same blocks.
 
-    Args:
-        problem: What is computed.
-        target: Machine; at most one range per cube core.
-
-    Returns:
-        The split; its blocks cover every valid block exactly once, in order.
-
     Example:
         >>> from fag_metadata import TARGETS, AttentionProblem
-        >>> problem = AttentionProblem.from_metadata_args(
-        ...     8, 8, 128, batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000, mask_mode="causal"
-        ... )
+        >>> sizes = dict(batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000, mask_mode="causal")
+        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, **sizes)
         >>> split = split_forward_balanced(problem, TARGETS["Ascend950PR_9599"])
         >>> split.section_num, int((split.fa[0, :, 3:6].any(axis=1)).sum())
         (1, 36)
@@ -87,21 +88,16 @@ def split_forward_balanced(problem: AttentionProblem, target: Target) -> Forward
         return _pack(blocks, None, target)
     cores = target.cube_cores
     cut = _cuts(areas, cores)
-    if cut.heaviest * cores > _UNEVEN * areas.total:
-        two = cut_two_sections(areas, cores)
-        if two is not None and two.heaviest < _MIN_SECTION_GAIN * cut.heaviest:
-            return pack_forward(blocks, two.cuts, cores, target.vector_cores, target.vector_cores)
     cann = split_forward(problem, target)
-    limit = heaviest_core(areas, cann)
+    limit = int(core_areas(areas, cann).max())
+    if cut.heaviest * cores > _UNEVEN * areas.total:
+        two = _cut_two_sections(areas, cores)
+        if two is not None and two.heaviest <= min(limit, _MIN_SECTION_GAIN * cut.heaviest):
+            return pack_forward(blocks, two.cuts, cores, target.vector_cores, target.vector_cores)
     if cut.heaviest > limit and _count_items(areas, 1) <= _SEARCH_ITEMS:
         cut = _search(areas.items(1), cores)
     # Still heavier only where CANN's sections let a core take several ranges, or by a fraction of a block.
     return _pack(blocks, cut, target) if cut.heaviest <= limit else cann
-
-
-def heaviest_core(areas: ForwardAreas, split: ForwardSplit) -> int:
-    """Visible pairs of the heaviest core of a split, over all its sections."""
-    return int(core_areas(areas, split).max(initial=0))
 
 
 def core_areas(areas: ForwardAreas, split: ForwardSplit) -> Int64Array:
@@ -177,3 +173,97 @@ def _count_items(areas: ForwardAreas, step: int | None) -> int:
         return blocks.num_blocks // step
     num_rows = -(-blocks.lengths_q * blocks.g // blocks.size.rows)
     return int(num_rows.sum()) * blocks.heads_per_entry
+
+
+class _TwoSections(NamedTuple):
+    """Cuts of two sections and the visible pairs of the heaviest core."""
+
+    cuts: Cuts
+    heaviest: int
+
+
+def _cut_two_sections(areas: ForwardAreas, cores: int) -> _TwoSections | None:
+    """Two ranges a core, one in either section: only their sum must be right, and of the places near the
+    wanted ones there are many pairs. None if there are too few heads or too many blocks to try.
+    """
+    blocks = areas.blocks
+    if blocks.num_heads < 2 or blocks.num_blocks > _MOST_BLOCKS or cores < 2:
+        return None
+    items = areas.items(1)
+    middle = _head_at(areas, items.area[-1] // 2)
+    heads = np.unique(
+        np.clip(np.arange(middle - _HEADS_TRIED, middle + _HEADS_TRIED + 1), 1, blocks.num_heads - 1)
+    )
+    best: _TwoSections | None = None
+    for head in heads.tolist():
+        found = _cut_at(areas, items, head, cores)
+        if found is not None and (best is None or found.heaviest < best.heaviest):
+            best = found
+            if best.heaviest * cores <= _GOOD_ENOUGH * areas.total:
+                break
+    return best
+
+
+def _head_at(areas: ForwardAreas, area: int) -> int:
+    """The head that holds that visible pair."""
+    entry = int(areas.area_before.searchsorted(area, "right")) - 1
+    inside = (area - int(areas.area_before[entry])) // int(areas.head_area[entry])
+    return entry * areas.blocks.heads_per_entry + inside
+
+
+def _cut_at(areas: ForwardAreas, items: Items, head: int, cores: int) -> _TwoSections | None:
+    """The best cuts with the second section beginning at `head`."""
+    blocks = areas.blocks
+    between = int(blocks.before_head(np.array([head]))[0])
+    place = int(items.done.searchsorted(between))
+    first, second = items.area[: place + 1], items.area[place:] - items.area[place]
+    if min(len(first), len(second)) <= cores:
+        return None
+    total = int(items.area[-1])
+    wanted = np.arange(1, cores, dtype=np.float64) * total / cores
+    x, y = _pairs(first, second, wanted, int(first[-1]) / total)
+    found = _chain(x, y, first[x] + second[y], total)
+    if found is None:
+        return None
+    choice, heaviest = found
+    which = np.arange(cores - 1)
+    done_first = np.append(items.done[x[which, choice]], between)
+    done_second = np.append(items.done[place + y[which, choice]], blocks.num_blocks)
+    done = np.concatenate((done_first, done_second))
+    cuts = Cuts(np.array([head, blocks.num_heads]), np.array([cores, cores]), done, None)
+    return _TwoSections(cuts, heaviest)
+
+
+def _pairs(
+    first: Int64Array, second: Int64Array, wanted: Float64Array, part: float
+) -> tuple[Int64Array, Int64Array]:
+    """Pairs of places whose areas together are nearest to the wanted ones, (cuts, pairs) each."""
+    near = first.searchsorted(wanted * part)[:, None] + np.arange(-_REACH, _REACH)
+    near = np.clip(near, 1, len(first) - 2)
+    partner = second.searchsorted(wanted[:, None] - first[near])
+    x = np.concatenate((near, near), axis=1)
+    y = np.clip(np.concatenate((partner, partner - 1), axis=1), 1, len(second) - 2)
+    order = abs(first[x] + second[y] - wanted[:, None]).argsort(axis=1, kind="stable")[:, :_PAIRS]
+    return np.take_along_axis(x, order, 1), np.take_along_axis(y, order, 1)
+
+
+def _chain(x: Int64Array, y: Int64Array, area: Int64Array, total: int) -> tuple[Int64Array, int] | None:
+    """One pair for every cut so that the heaviest core is lightest and no range is empty, and its area."""
+    never = np.iinfo(np.int64).max
+    heaviest = area[0].copy()
+    came_from = np.zeros(x.shape, np.int64)
+    for i in range(1, len(x)):
+        load = np.maximum(heaviest[:, None], area[i] - area[i - 1][:, None])
+        load[(x[i - 1][:, None] >= x[i]) | (y[i - 1][:, None] >= y[i])] = never
+        came_from[i] = load.argmin(axis=0)
+        heaviest = load.min(axis=0)
+    heaviest = np.maximum(heaviest, total - area[-1])
+    last = int(heaviest.argmin())
+    result = int(heaviest[last])
+    if result == never:
+        return None
+    choice = np.empty(len(x), np.int64)
+    for i in range(len(x) - 1, -1, -1):
+        choice[i] = last
+        last = int(came_from[i, last])
+    return choice, result

@@ -1,11 +1,8 @@
 """The forward's base blocks: their size, the valid blocks of every row, and how many a head has.
 
-A forward work item is a block of some rows times some keys, where the rows of a kv head are the queries of
-its G query heads merged into one list. Here lives what both forward splits, the balance figures and the check
-need to know about these blocks (steps F1 to F3 of the format page); nothing here assigns work.
-
-Batches are "entries". Where all batches have the same lengths there is one entry with b * n2 heads, so that a
-dense problem costs the same for every batch size.
+A block is some rows times some keys; the rows of a kv head are the queries of its G query heads merged into
+one list. Nothing here assigns work (step F3 of the format page). Where all batches have the same lengths they
+are one "entry" with b * n2 heads, so that a dense problem costs the same for every batch size.
 """
 
 from __future__ import annotations
@@ -18,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .ranges import band
-from .terms import INT32_MAX, MaskMode
+from .terms import MaskMode
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
-_OPEN_WINDOW = 2**32 - 1  # CANN keeps windows unsigned: its -1 is this number
 _ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
 _FEW_ROWS = 1 << 14
 _ZERO = np.zeros(1, np.int64)
@@ -39,12 +35,8 @@ class BlockSize(NamedTuple):
 
 
 class RowBlocks(NamedTuple):
-    """Row blocks of the heads of some entries, one entry after the other.
-
-    Attributes:
-        first: First valid key block of every row block (0 where it has none), int64.
-        before: Valid blocks in front of every row block, int64, one number more than row blocks.
-        begin: Index of the first row block of every entry.
+    """Row blocks of a head of some entries, one entry after the other: the first valid key block of every row
+    block, the valid blocks in front of it (one number more), and the first row block of every entry.
     """
 
     first: Int64Array
@@ -53,14 +45,8 @@ class RowBlocks(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Places in the order of all valid blocks, int64 arrays of one shape.
-
-    Attributes:
-        head: Head number b * n2 + n2_idx.
-        row: Row block.
-        key: Key block.
-        is_inside_row: Whether a part of the row block lies in front of the place.
-        done: Blocks of the head in front of the place.
+    """Places in the order of all valid blocks: head b * n2 + n2_idx, row block, key block, whether a part of
+    the row block lies in front, and the blocks of the head in front.
     """
 
     head: Int64Array
@@ -75,14 +61,11 @@ class ForwardBlocks:
 
     Attributes:
         size: Rows and keys of a block.
-        g: Query heads per kv head.
-        num_entries: 1 where all batches have the same lengths, else the number of batches.
         heads_per_entry: n2, or b * n2 where there is one entry.
-        num_heads: b * n2.
         lengths_q: Query lengths of the entries, int64.
-        lengths_kv: Key lengths of the entries, int64.
-        head_blocks: Valid blocks of a head of every entry, int64.
-        blocks_before: Valid blocks in front of every entry, int64, one number more than entries.
+        lengths_kv: Key lengths of the entries.
+        head_blocks: Valid blocks of a head of every entry.
+        blocks_before: Valid blocks in front of every entry, one number more than entries.
     """
 
     def __init__(self, problem: AttentionProblem, size: BlockSize) -> None:
@@ -101,7 +84,6 @@ class ForwardBlocks:
         self.lengths_q = lengths_q
         self.lengths_kv = lengths_kv
         self.mask_mode = int(problem.mask_mode)
-        # With one query head the two orders of rows are the same.
         self.is_bnsd = problem.layout.value == "BNSD" and self.g > 1
         self._windows = (problem.win_left, problem.win_right)
         self._all_rows: RowBlocks | None = None
@@ -145,9 +127,6 @@ class ForwardBlocks:
 
     def before_head(self, heads: Int64Array) -> Int64Array:
         """Valid blocks in front of heads, 0 <= head <= num_heads."""
-        if self.num_entries == 1:
-            uniform: Int64Array = heads * self.head_blocks[0]
-            return uniform
         entries = heads // self.heads_per_entry
         inside = heads - entries * self.heads_per_entry
         each = self.head_blocks[np.minimum(entries, self.num_entries - 1)] if self.num_entries else 0
@@ -156,10 +135,7 @@ class ForwardBlocks:
 
     def heads_at(self, blocks: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(entry, head, block number inside the head) of block numbers, 0 <= block < num_blocks."""
-        if self.num_entries == 1:
-            heads = blocks // self.head_blocks[0]
-            return np.zeros_like(heads), heads, blocks - heads * self.head_blocks[0]
-        entries = np.searchsorted(self.blocks_before, blocks, "right") - 1
+        entries = self.blocks_before.searchsorted(blocks, "right") - 1
         inside = blocks - self.blocks_before[entries]
         each = self.head_blocks[entries]
         heads = inside // each
@@ -232,7 +208,7 @@ class ForwardBlocks:
 
     @cached_property
     def _rows_are_few(self) -> bool:
-        """Whether listing the row blocks of all entries at once is cheaper than one entry after the other."""
+        """Whether listing all row blocks at once is cheaper than one entry after the other."""
         if self.num_entries == 1:
             return True
         return int((-(-self.lengths_q * self.g // self.size.rows)).sum()) <= _FEW_ROWS
@@ -292,12 +268,6 @@ class ForwardBlocks:
     def _row_ranges(self, rows: Int64Array, entries: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Valid key blocks [first, stop) of row blocks (step F3); `entries` is theirs, or one for all."""
         s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
-        if self.mask_mode == MaskMode.NO_MASK:
-            return np.zeros_like(rows), -(-s2 // self.size.keys) + np.zeros_like(rows)
-        if self.mask_mode == MaskMode.CAUSAL and not self.is_bnsd:
-            end = np.minimum((rows + 1) * self.size.rows, s1 * self.g) - 1
-            high = (end // self.g if self.g > 1 else end) + self.last_diagonal[entries]
-            return np.zeros_like(rows), np.maximum(np.minimum(high, s2 - 1) // self.size.keys + 1, 0)
         low = rows * self.size.rows
         high = np.minimum(low + self.size.rows, s1 * self.g) - 1
         if self.is_bnsd:
@@ -369,45 +339,7 @@ def _all_equal(values: Int64Array) -> bool:
 
 
 def _floor_sum(stop: Int64Array, period: int) -> Int64Array:
-    """Sum of t // period for t in range(stop), extended to negative `stop` so that differences stay right."""
+    """Sum of t // period for t in range(stop); differences are right for negative `stop` too."""
     quotient = stop // period
     result: Int64Array = period * (quotient * (quotient - 1) // 2) + quotient * (stop - quotient * period)
     return result
-
-
-def select_block_size(
-    *, g: int, dv: int, mask_mode: int, win_left: int, win_right: int, bound_q: int, bound_kv: int, ratio: int
-) -> BlockSize:
-    """Rows and keys of a base block as CANN chooses them (step F1).
-
-    Args:
-        g: Query heads per kv head.
-        dv: Head dim of v.
-        mask_mode: 0, 3 or 4.
-        win_left: Window, -1 = open.
-        win_right: Window, -1 = open.
-        bound_q: max_seqlen_q as handed to the op, -1 = not given. Real lengths do not count here.
-        bound_kv: max_seqlen_kv as handed to the op, -1 = not given.
-        ratio: Vector cores per cube core.
-
-    Example:
-        >>> select_block_size(
-        ...     g=1, dv=128, mask_mode=3, win_left=-1, win_right=-1, bound_q=4096, bound_kv=4096, ratio=2
-        ... )
-        BlockSize(rows=128, keys=128)
-    """
-    q = INT32_MAX if bound_q == -1 else bound_q
-    kv = INT32_MAX if bound_kv == -1 else bound_kv
-    rows, keys = 64, 128
-    if dv <= 128 and q <= 64 and kv > 128:
-        left = _OPEN_WINDOW if win_left == -1 else win_left
-        right = _OPEN_WINDOW if win_right == -1 else win_right
-        if mask_mode == MaskMode.NO_MASK:
-            left = min(left, 0)
-        elif mask_mode == MaskMode.SLIDING_WINDOW:
-            right = min(right, 0)
-        if left + right > 128:
-            rows, keys = 32, 256
-    if dv == 256 and g * q < 64:
-        rows, keys = 32, 256
-    return BlockSize(rows * ratio, keys)

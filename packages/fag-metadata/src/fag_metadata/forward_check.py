@@ -22,15 +22,9 @@ _MOST_FINDINGS = 8
 
 
 def find_forward_faults(forward: ForwardSplit, problem: AttentionProblem) -> list[Finding]:
-    """Lists what is wrong with a forward split.
+    """Lists what is wrong with a forward split, at most a few findings of one kind.
 
-    Args:
-        forward: Split, as unpacked from a tensor.
-        problem: What it should be for.
-
-    Returns:
-        Findings, at most a few of one kind; empty if the ranges of the cube cores hold every valid block once
-        and the merge tasks fit them.
+    None if the ranges of the cube cores hold every valid block once and the merge tasks fit them.
     """
     if forward.m < 1 or forward.k < 1:
         return [_fault("m", f"a base block must have rows and keys, got m={forward.m}, k={forward.k}")]
@@ -167,10 +161,7 @@ def _expected_merges(
     start: Int64Array,
     end: Int64Array,
 ) -> tuple[dict[_Key, tuple[int, int, int]], list[Finding]]:
-    """(section, head, row block) -> (first slot, partial results, rows) from the cores that share row blocks.
-
-    Cores without blocks produce no result; what their slot word says does not matter.
-    """
+    """(section, head, row block) -> (first slot, partial results, rows) from the cores that share them."""
     expected: dict[_Key, tuple[int, int, int]] = {}
     faults: list[Finding] = []
     works = end > start

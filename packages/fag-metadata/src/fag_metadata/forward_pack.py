@@ -21,9 +21,8 @@ class Cuts(NamedTuple):
 
     Attributes:
         section_ends: Head at which every section ends, int64 (sections,).
-        num_used: Used cores of every section, at least 1, int64 (sections,).
-        done: Blocks of the whole problem done when a used core stops, int64 (sum of num_used,). The last used
-            core of a section does all its blocks.
+        num_used: Used cores of every section, at least 1.
+        done: Blocks of the whole problem done when a used core stops, int64 (sum of num_used,).
         stays: Whether a core that stops in front of a head does not step over row blocks without blocks. The
             blocks are the same either way, but CANN writes another place. None = no core does.
     """
@@ -35,15 +34,8 @@ class Cuts(NamedTuple):
 
 
 class _Merges(NamedTuple):
-    """Row blocks whose partial results must be merged, in order; int64 arrays.
-
-    Attributes:
-        section: Their sections, None if there is one.
-        head: Their heads.
-        row: Their row blocks.
-        first_slot: Workspace slot of the first partial result.
-        num_parts: Partial results, in consecutive slots.
-        num_rows: Rows of the row block.
+    """Row blocks to merge, in order: section (None if there is one), head, row block, slot of the first
+    partial result, partial results, rows.
     """
 
     section: Int64Array | None
@@ -57,17 +49,9 @@ class _Merges(NamedTuple):
 def pack_forward(
     blocks: ForwardBlocks, cuts: Cuts, cube_cores: int, vector_cores: int, num_vectors: int
 ) -> ForwardSplit:
-    """Writes the rows of all sections.
+    """Writes the rows of all sections; a core starts where the one before stopped.
 
-    Args:
-        blocks: Blocks that were cut.
-        cuts: Where the cores stop.
-        cube_cores: Rows of a section in `fa`.
-        vector_cores: Rows of a section in `fd`.
-        num_vectors: Vector cores that may get merge work.
-
-    Returns:
-        The split. Positions order as head, row block, key block; a core starts where the one before stopped.
+    `cube_cores` and `vector_cores` are the rows of a section; up to `num_vectors` cores may get merge work.
     """
     num_sections = len(cuts.section_ends)
     section, lines, last = _lines(cuts.num_used, cube_cores)
@@ -123,20 +107,10 @@ def _write_pairs(
     num_sections: int,
     num_vectors: int,
 ) -> bool:
-    """Merges of the common dense case: every shared row block is a full one, and shared by two cores.
+    """Writes the merges of the common dense case: every shared row block is full and shared by two cores.
 
     Then all merge tasks are alike, and this takes a third of the time of _find_merges and _write_merges.
-
-    Args:
-        fd: Rows of the vector cores, to be written.
-        words: Words of the used cube cores' rows; the slot word is written.
-        blocks: Blocks that were cut.
-        places: Where the used cores stop.
-        num_sections: Number of sections.
-        num_vectors: Vector cores that may get merge work.
-
-    Returns:
-        Whether this is such a case; if not, nothing is written.
+    Returns False, and writes nothing, in any other case.
     """
     if num_sections > 1 or blocks.num_entries > 1:
         return False
@@ -167,12 +141,6 @@ def _find_merges(
     blocks: ForwardBlocks, places: Positions, section: Int64Array | None, last: Int64Array | int
 ) -> tuple[Int64Array, _Merges]:
     """Numbers the partial results: one slot for every core that does part of a row block (F7.1, F7.7, F7.8).
-
-    Args:
-        blocks: Blocks that were cut.
-        places: Where every used core stops; is_inside_row is False for the last of a section.
-        section: Its section, or None if there is one.
-        last: Last used core of every section; slots count from 0 again behind it.
 
     Returns:
         Slot word of every used core, and the row blocks to merge.
@@ -245,15 +213,7 @@ def _write_merges(
 def _limit_pieces(
     extra: Int64Array, wanted: Int64Array, section: Int64Array | None, num_sections: int, num_vectors: int
 ) -> Int64Array:
-    """Vector cores of every task beyond its first: handed out in order until none is free.
-
-    Args:
-        extra: Cores that the tasks could use.
-        wanted: Their running sums.
-        section: Sections of the tasks, None if there is one.
-        num_sections: Number of sections.
-        num_vectors: Vector cores of a section.
-    """
+    """Vector cores of every task beyond its first: handed out in order until none is free."""
     free: Int64Array | int = num_vectors - len(extra)
     before: Int64Array | int = 0
     if section is not None:

@@ -1,8 +1,8 @@
 """The forward task split, equal to CANN's word for word (steps F4 to F10 of the format page).
 
 Cuts the base blocks of forward_blocks.py into sections that fit the L2 cache and gives every cube core of a
-section one range of blocks. A cut is a number of blocks; forward_pack.py turns cuts into words. Loops run
-over cores or sections, never over blocks, rows or heads.
+section one range of blocks. A cut is a number of blocks; forward_pack.py turns cuts into words. The page's
+greedy loops (heads, rows, blocks) are searches in running sums; loops run over cores or sections only.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .forward_blocks import BlockSize, ForwardBlocks, Int64Array, select_block_size
+from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import BoolArray, Cuts, pack_forward
-from .forward_rows import cut_rows, cut_rows_one_by_one, cut_rows_together
 from .layout import ForwardSplit
 from .ranges import IntLike
+from .terms import INT32_MAX, MaskMode
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
     from .targets import Target
 
+_OPEN_WINDOW = 2**32 - 1  # CANN keeps windows unsigned: its -1 is this number
 _L2_BUDGET_BYTES = 96 * 2**20  # CANN's number, whatever the target's real cache is
 _MIN_MERGE_GAIN_BLOCKS = 10  # CANN merges partial results only if the worst core saves more than this
 _FEW_SECTIONS = 6  # up to here one section at a time is faster than all of them core by core
@@ -30,24 +31,15 @@ _FEW_SECTIONS = 6  # up to here one section at a time is faster than all of them
 def split_forward(problem: AttentionProblem, target: Target) -> ForwardSplit:
     """Returns the forward split that CANN's op makes for this problem and these core counts.
 
-    Args:
-        problem: What is computed.
-        target: For whom; only its core counts matter here.
-
-    Returns:
-        The split; its blocks cover every valid block exactly once, in order.
+    Its blocks cover every valid block exactly once, in order. max_seqlen bounds change it (block size, core
+    cap) as they do in CANN.
 
     Example:
         >>> from fag_metadata import TARGETS, AttentionProblem
-        >>> problem = AttentionProblem.from_metadata_args(
-        ...     1, 1, 128, batch_size=1, max_seqlen_q=640, max_seqlen_kv=640, mask_mode=3
-        ... )
-        >>> split_forward(problem, TARGETS["Ascend950PR_9599"]).fa[0, :6, :6].tolist()[0]
+        >>> sizes = dict(batch_size=1, max_seqlen_q=640, max_seqlen_kv=640, mask_mode=3)
+        >>> problem = AttentionProblem.from_metadata_args(1, 1, 128, **sizes)
+        >>> split_forward(problem, TARGETS["Ascend950PR_9599"]).fa[0, 0, :6].tolist()
         [0, 0, 0, 0, 1, 0]
-
-    Note:
-        max_seqlen bounds change this split (block size, core cap) as they do in CANN. What differs from CANN
-        is in docs/metadata-differences.md.
     """
     ratio = target.vectors_per_cube
     size = cann_block_size(problem, ratio)
@@ -59,17 +51,22 @@ def split_forward(problem: AttentionProblem, target: Target) -> ForwardSplit:
 
 
 def cann_block_size(problem: AttentionProblem, ratio: int) -> BlockSize:
-    """Rows and keys of a base block as CANN chooses them for this problem (step F1)."""
-    return select_block_size(
-        g=problem.g,
-        dv=problem.dv,
-        mask_mode=problem.mask_mode,
-        win_left=problem.win_left,
-        win_right=problem.win_right,
-        bound_q=problem.given_s1,
-        bound_kv=problem.given_s2,
-        ratio=ratio,
-    )
+    """Rows and keys of a base block as CANN chooses them (step F1), for `ratio` vector cores per cube core.
+
+    Bounds count here, never real lengths.
+    """
+    q = INT32_MAX if problem.given_s1 == -1 else problem.given_s1
+    kv = INT32_MAX if problem.given_s2 == -1 else problem.given_s2
+    left = _OPEN_WINDOW if problem.win_left == -1 else problem.win_left
+    right = _OPEN_WINDOW if problem.win_right == -1 else problem.win_right
+    if problem.mask_mode == MaskMode.NO_MASK:
+        left = 0
+    elif problem.mask_mode == MaskMode.SLIDING_WINDOW:
+        right = 0
+    is_wide = problem.dv <= 128 and q <= 64 and kv > 128 and left + right > 128
+    if is_wide or (problem.dv == 256 and problem.g * q < 64):
+        return BlockSize(32 * ratio, 256)
+    return BlockSize(64 * ratio, 128)
 
 
 def cap_cores(problem: AttentionProblem, size: BlockSize, cube_cores: int) -> int:
@@ -147,7 +144,7 @@ def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts
     heads = np.zeros_like(stop)
     heads[1:] = section_ends[:-1]
     one_by_one = blocks.num_entries == 1 or len(ends) <= _FEW_SECTIONS
-    cut = cut_rows_one_by_one if one_by_one else cut_rows_together
+    cut = _cut_rows_one_by_one if one_by_one else _cut_rows_together
     done, stays, count = cut(blocks, heads, start, stop, used, num_cores)
     core = np.arange(num_cores)
     is_used = core < count[:, None]
@@ -170,7 +167,7 @@ def _cut_one_section(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> 
     used = min(num_cores, total)
     if not used:  # one core steps over all heads
         return Cuts(np.array(ends), np.ones(1, np.int64), np.zeros(1, np.int64), None)
-    cuts, stuck, worst = cut_rows(blocks, 0, 0, total, used)
+    cuts, stuck, worst = _cut_rows(blocks, 0, 0, total, used)
     # With merging the worst core always gets the mean rounded up.
     if worst > 3 and worst - _MIN_MERGE_GAIN_BLOCKS > -(-total // used):
         left = _left_with_merging(total, used, np.arange(used, -1, -1))
@@ -188,11 +185,6 @@ def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> In
 
     A core takes floor(left / cores + 1/3) blocks. With total = quotient * used + rest that leaves, for m
     cores to come, quotient * m + min(rest, max(rest - (used - m), (2 * m + 1) // 3)) blocks: no loop.
-
-    Args:
-        total: Blocks of the section, or int64 (sections, 1).
-        used: Cores with work, of the same shape.
-        to_come: Cores that have not had their turn: used, used - 1, ..., 0.
     """
     quotient = total // used
     rest = total - quotient * used
@@ -206,3 +198,133 @@ def _stays_with_merging(left: Int64Array, used: IntLike) -> BoolArray:
     to_come = np.maximum(used - np.arange(left.shape[-1] - 1), 1)
     stays: BoolArray = 3 * left[..., :-1] // to_come % 3 == 2
     return stays
+
+
+def _cut_rows(
+    blocks: ForwardBlocks, head: int, begin: int, stop: int, num_used: int
+) -> tuple[list[int], list[int], int]:
+    """Cuts whole rows off one section (step F7 without merging), core by core, since one decides for the
+    next.
+
+    A core takes floor(left / cores + 1/3) blocks, but at least the row it stands at.
+
+    Returns:
+        Blocks of the problem done at the end of every used core; the cores that stay in front of a head whose
+        first row block has no blocks (that one has no tolerance); blocks of the worst core.
+    """
+    is_uniform = blocks.num_entries == 1
+    per, before_entry, head_blocks = blocks.heads_per_entry, blocks.blocks_before, blocks.head_blocks
+    entry = 0 if is_uniform else head // per
+    each = int(head_blocks[entry])
+    rows = blocks.rows_before(entry)
+    width = rows[1] if len(rows) > 1 else 0
+    head_begin = begin if each else -1  # a head without blocks is left at once
+    cuts: list[int] = []
+    stays: list[int] = []
+    done = begin
+    worst = 0
+    for cores in range(num_used, 0, -1):
+        limit = 3 * (stop - done) // cores
+        if limit < 3 * width:
+            limit = 3 * width
+        reach = done + (limit + 1) // 3
+        if reach >= stop:
+            cuts.append(stop)
+            worst = max(worst, stop - done)
+            break
+        if is_uniform:
+            inside = reach % each
+        else:
+            found = bisect_right(before_entry, reach) - 1
+            if found != entry:
+                entry, each, rows = found, int(head_blocks[found]), blocks.rows_before(found)
+            inside = (reach - int(before_entry[entry])) % each
+        if head_begin != reach - inside:
+            head_begin = reach - inside
+            width = rows[1]
+        if not width and 3 * (head_begin - done) > limit:
+            stays.append(len(cuts))
+            end = head_begin
+        else:
+            row = bisect_right(rows, inside)
+            behind = rows[row - 1]
+            width = rows[row] - behind
+            end = head_begin + behind
+        if end - done > worst:
+            worst = end - done
+        done = end
+        cuts.append(done)
+    return cuts, stays, worst
+
+
+def _cut_rows_one_by_one(
+    blocks: ForwardBlocks,
+    heads: Int64Array,
+    start: Int64Array,
+    stop: Int64Array,
+    used: Int64Array,
+    num_cores: int,
+) -> tuple[Int64Array, BoolArray, Int64Array]:
+    """The same for several sections, as arrays (sections, num_cores), and the used cores of every section."""
+    done = np.zeros((len(start), num_cores), np.int64)
+    stays = np.zeros(done.shape, np.bool_)
+    count = np.ones_like(start)
+    done[:, 0] = stop  # where a section has no blocks, one core steps over its heads
+    known: dict[int, tuple[list[int], list[int], int]] = {}
+    for idx in np.flatnonzero(used).tolist():
+        begin, num_blocks = int(start[idx]), int(stop[idx] - start[idx])
+        # With one entry, sections of as many heads are all alike.
+        found = known.get(num_blocks) if blocks.num_entries == 1 else None
+        if found is None:
+            found = _cut_rows(blocks, int(heads[idx]), begin, begin + num_blocks, int(used[idx]))
+            if blocks.num_entries == 1:
+                found = known[num_blocks] = ([cut - begin for cut in found[0]], found[1], 0)
+        count[idx] = len(found[0])
+        done[idx, : len(found[0])] = found[0]
+        if blocks.num_entries == 1:
+            done[idx, : len(found[0])] += begin
+        stays[idx, found[1]] = True
+    return done, stays, count
+
+
+def _cut_rows_together(
+    blocks: ForwardBlocks,
+    heads: Int64Array,
+    start: Int64Array,
+    stop: Int64Array,
+    used: Int64Array,
+    num_cores: int,
+) -> tuple[Int64Array, BoolArray, Int64Array]:
+    """The same, all sections at once: for the many sections of a long ragged batch."""
+    cuts = np.zeros((len(start), num_cores), np.int64)
+    stays = np.zeros(cuts.shape, np.bool_)
+    count = np.zeros_like(start)
+    rows = blocks.all_rows()
+    row_width = np.diff(rows.before, append=rows.before[-1])
+    entry = heads // blocks.heads_per_entry
+    has_blocks = blocks.head_blocks[entry] > 0
+    width = np.where(has_blocks, row_width[np.minimum(rows.begin[entry], len(row_width) - 1)], 0)
+    head_begin = np.where(has_blocks, start, -1)
+    done = start
+    is_active = np.ones(len(start), np.bool_)
+    for i in range(num_cores):
+        limit = np.maximum(3 * (stop - done) // np.maximum(used - i, 1), 3 * width)
+        reach = done + (limit + 1) // 3
+        is_last = reach >= stop
+        entry, _, inside = blocks.heads_at(np.minimum(reach, blocks.num_blocks - 1))
+        here = reach - inside
+        first_row = rows.begin[entry]
+        width = np.where(here != head_begin, row_width[first_row], width)
+        head_begin = here
+        is_stuck = (width == 0) & (3 * (here - done) > limit) & ~is_last
+        base = rows.before[first_row]
+        row = rows.before.searchsorted(base + inside, "right") - 1
+        done = np.where(is_last, stop, np.where(is_stuck, here, here + rows.before[row] - base))
+        width = np.where(is_stuck, width, row_width[row])
+        cuts[:, i] = done
+        stays[:, i] = is_stuck
+        count += is_active
+        is_active &= ~is_last
+        if not is_active.any():
+            break
+    return cuts, stays, count

@@ -25,17 +25,11 @@ def band(
 ) -> tuple[Int64Array, Int64Array]:
     """The diagonals a mask leaves visible: row i sees key j if ``first <= j - i <= last``.
 
-    Args:
-        mask_mode: 0 none, 3 causal, 4 sliding window (see MaskMode).
-        win_left: Keys to the left of the diagonal, -1 = unbounded; read in mode 4 only.
-        win_right: Keys to the right of the diagonal, -1 = unbounded; read in mode 4 only.
-        lengths_q: Real query lengths s1, int64, any shape.
-        lengths_kv: Real key lengths s2, broadcastable with lengths_q.
+    Modes and windows are those of AttentionProblem; lengths are real ones, of one shape or broadcastable.
 
     Returns:
-        (first, last), int64, of the broadcast shape (may share memory with the inputs). Both are clipped to
-        [-s1, s2], which changes no visible pair (j - i never leaves [1 - s1, s2 - 1]) and keeps all later
-        sums small, whatever the windows are.
+        (first, last), int64, which may share memory with the lengths. Both are clipped to [-s1, s2], which
+        changes no visible pair and keeps all later sums small, whatever the windows are.
 
     Example:
         >>> [int(diagonal) for diagonal in band(3, -1, -1, 3, 5)]
@@ -57,49 +51,15 @@ def band(
     return first, last
 
 
-def visible_keys(
-    row_start: IntLike, row_stop: IntLike, first: IntLike, last: IntLike, lengths_kv: IntLike
-) -> tuple[Int64Array, Int64Array]:
-    """The smallest key range [start, stop) that holds every key some row of [row_start, row_stop) may see.
-
-    Args:
-        row_start: First query position (inside the sequence, >= 0).
-        row_stop: End query position (exclusive).
-        first: Lowest visible diagonal, from `band`.
-        last: Highest visible diagonal, from `band`.
-        lengths_kv: Real key lengths s2.
-
-    Returns:
-        (start, stop), int64; ``stop == start`` where no row sees a key.
-
-    Example:
-        >>> first, last = band(3, -1, -1, 4, 6)
-        >>> [int(end) for end in visible_keys(0, 2, first, last, 6)]
-        [0, 4]
-    """
-    begin = np.asarray(row_start, dtype=np.int64)
-    end = np.asarray(row_stop, dtype=np.int64)
-    start = np.clip(begin + first, 0, lengths_kv)
-    stop = np.clip(end + last, 0, lengths_kv)
-    return start, np.where(end > begin, np.maximum(start, stop), start)
-
-
 def visible_rows(
     key_start: IntLike, key_stop: IntLike, first: IntLike, last: IntLike, lengths_q: IntLike
 ) -> tuple[Int64Array, Int64Array]:
-    """The smallest query range [start, stop) that holds every row seeing some key of [key_start, key_stop).
+    """The smallest range [start, stop) of queries that holds every one seeing a key of [key_start, key_stop).
 
-    The mirror image of `visible_keys`: row i sees key j if ``j - last <= i <= j - first``.
-
-    Args:
-        key_start: First key position (inside the sequence, >= 0).
-        key_stop: End key position (exclusive).
-        first: Lowest visible diagonal, from `band`.
-        last: Highest visible diagonal, from `band`.
-        lengths_q: Real query lengths s1.
+    `first` and `last` are the diagonals of `band`: query i sees key j if ``j - last <= i <= j - first``.
 
     Returns:
-        (start, stop), int64; ``stop == start`` where no row sees one of the keys.
+        (start, stop), int64; ``stop == start`` where no query sees one of the keys.
 
     Example:
         >>> first, last = band(3, -1, -1, 4, 6)
@@ -117,13 +77,6 @@ def pairs_up_to(
     diagonal: IntLike, row_start: IntLike, row_stop: IntLike, key_start: IntLike, key_stop: IntLike
 ) -> Int64Array:
     """Number of pairs (i, j) of a rectangle with ``j - i <= diagonal``: a sum of a clipped linear ramp.
-
-    Args:
-        diagonal: Highest diagonal that counts.
-        row_start: First query position.
-        row_stop: End query position (exclusive, >= row_start).
-        key_start: First key position.
-        key_stop: End key position (exclusive, >= key_start).
 
     Returns:
         Pair counts, int64, of the broadcast shape; exact for positions and diagonals within +-2**31.
@@ -156,13 +109,7 @@ def visible_area(
 ) -> Int64Array:
     """Number of visible (query, key) pairs in the rectangle [row_start, row_stop) x [key_start, key_stop).
 
-    Args:
-        row_start: First query position (inside the sequence, >= 0).
-        row_stop: End query position (exclusive, >= row_start).
-        key_start: First key position (inside the sequence, >= 0).
-        key_stop: End key position (exclusive, >= key_start).
-        first: Lowest visible diagonal, from `band`.
-        last: Highest visible diagonal, from `band`.
+    Starts and stops lie inside the sequence; `first` and `last` are the diagonals of `band`.
 
     Returns:
         Pair counts, int64, of the broadcast shape; exact for lengths below 2**31.
