@@ -20,7 +20,7 @@ struct Interval {
 /// The visible band of one batch entry with s1 query rows and s2 keys, aligned at the bottom right.
 class Band {
 public:
-    Band(const Problem& problem, std::int64_t s1, std::int64_t s2) : s1_(s1), s2_(s2) {
+    Band(const Problem& problem, std::int64_t s1, std::int64_t s2) : s2_(s2) {
         const std::int64_t offset = s2 - s1;
         const bool is_window = problem.mask_mode == MaskMode::window;
         if (problem.mask_mode == MaskMode::causal) {
@@ -59,20 +59,9 @@ public:
         return keys(row_end - 1).begin <= key && keys(row).end >= key_end;
     }
 
-    /// Visible pairs of rows [begin, end); a measure of cost.
-    std::int64_t area(std::int64_t begin, std::int64_t end) const {
-        std::int64_t sum = 0;
-        for (std::int64_t i = begin; i < end; ++i) {
-            const Interval seen = keys(i);
-            sum += seen.empty() ? 0 : seen.end - seen.begin;
-        }
-        return sum;
-    }
-
 private:
     /// Far beyond every length (2^40), far below overflow.
     static constexpr std::int64_t kFar = std::int64_t{1} << 60;
-    std::int64_t s1_;
     std::int64_t s2_;
     std::int64_t behind_ = kFar;  ///< row i sees keys from i - behind
     std::int64_t ahead_ = kFar;   ///< to i + ahead, inclusive

@@ -1,0 +1,76 @@
+"""Code of one instruction-set level must not leak into code that all levels share; failures stay failures.
+
+The linker keeps one copy of an inline function. If a level's file emitted one that other files share, that
+copy might be the one with AVX-512 instructions, and older CPUs would crash in code that looks harmless.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parent.parent / "csrc" / "cpu"
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+FLAGS = {"portable": [], "avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+
+
+@pytest.mark.skipif(not SOURCES.is_dir(), reason="needs the sources of the extension")
+@pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C++ compiler and nm")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the levels are those of x86-64")
+@pytest.mark.parametrize("optimisation", ["-O0", "-O3"])
+@pytest.mark.parametrize("level", FLAGS)
+def test_a_level_defines_nothing_outside_its_namespace(level, optimisation, tmp_path):
+    target = tmp_path / "level.o"
+    source = SOURCES / f"isa_{level}.cpp"
+    subprocess.run(
+        [COMPILER, "-std=c++20", optimisation, "-w", *FLAGS[level], "-c", str(source), "-o", str(target)],
+        check=True,
+    )
+    listing = subprocess.run(
+        ["nm", "-C", "--defined-only", str(target)], check=True, capture_output=True, text=True
+    )
+    names = [line.split(" ", 2)[1:] for line in listing.stdout.splitlines()]
+    shared = [name for kind, name in names if kind in "TDBRWVu" and f"fag::cpu::{level}::" not in name]
+    assert shared == [f"fag::cpu::isa_{level}"]
+
+
+OUT_OF_MEMORY_SCRIPT = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from cpu_cases import Case, assert_same_bits
+small = Case("BSND", n1=4, n2=2, d=32, s1=300, s2=300, dtype="float32")
+expected = small.run(threads=3)
+large = Case("BSND", n1=1, n2=1, d=256, s1=60000, s2=256, dtype="float32", mask_mode=3)
+out, lse = large.forward(threads=1)
+problem, metadata = large.problem(), large.metadata()
+def virtual():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+room = large.q.nbytes + (8 << 20)  # for dq and little more; its sums would need as much again
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (virtual() + room, limits[1]))
+try:
+    large.backward(out, lse, threads=3)
+except MemoryError as error:
+    print("refused:", type(error).__name__)
+finally:
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+assert_same_bits(small.run(threads=3), expected)
+print("still right")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space with setrlimit")
+def test_running_out_of_memory_is_an_exception_and_leaves_the_kernels_usable():
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY_SCRIPT, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["refused: MemoryError", "still right"], done.stdout
