@@ -9,8 +9,8 @@ import pytest
 
 from fag_metadata import TARGETS, AttentionProblem, ForwardSplit
 from fag_metadata.forward_balanced import split_forward_balanced
-from fag_metadata.forward_check import find_forward_faults
 from fag_metadata.forward_split import split_forward
+from fag_metadata.split_check import find_forward_faults
 
 ASCEND = TARGETS["Ascend950PR_9599"]
 PROBLEM = AttentionProblem.from_metadata_args(

@@ -12,8 +12,8 @@ import pytest
 
 from fag_metadata import TARGETS, AttentionProblem, InvalidProblemError, Target, balance, metadata_for, unpack
 from fag_metadata.forward_balanced import split_forward_balanced
-from fag_metadata.forward_check import find_forward_faults
 from fag_metadata.forward_split import split_forward
+from fag_metadata.split_check import find_forward_faults
 
 ASCEND = TARGETS["Ascend950PR_9599"]
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fag_metadata import AttentionProblem, InvalidProblemError, Target, flash_attn_metadata
-from fag_metadata.grad_check import find_grad_faults
 from fag_metadata.grad_split import split_grad
 from fag_metadata.layout import GRAD, GradSplit, grad_slices, grad_words
+from fag_metadata.split_check import find_grad_faults
 
 EXAMPLES: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "cann_metadata_examples.json").read_text()

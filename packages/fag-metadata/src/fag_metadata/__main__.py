@@ -28,23 +28,16 @@ from .cli_arguments import (
 )
 from .errors import InvalidTypeError, MetadataError
 from .explain import Explanation, explain
-from .findings import Finding
 from .layout import Split
 from .problem import AttentionProblem
+from .split_check import Finding
 from .view import unpack
 
 OK, FAULTS, USAGE, MISSING = 0, 1, 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: Arguments without the program name; None = those of the process.
-
-    Returns:
-        The exit status, see the module.
-    """
+    """Runs the command line and returns the exit status; without `argv`, that of the process."""
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.run(arguments)

@@ -2,7 +2,7 @@
 
 `check_metadata` is what the operators run before every call: a comparison of eight words, about 2 us when
 they match, and an error that names the first field that differs. `check` is the full report for people and
-tests; the forward half of it is in `forward_check.py`.
+tests; the splits themselves are checked in `split_check.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InvalidTypeError, MetadataError, message
-from .findings import Finding
 from .identity import FIRST_WORD, GRAD_BIT, PROBLEM_MASK, field, unfold16
 from .layout import FORMAT_VERSION, HEAD_WORDS, LAYOUT_CODES, MAGIC, total_words
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
+    from .split_check import Finding
 
 _REMEDY = "Make it with flash_attn_metadata from the arguments of this call"
 _HEAD_BYTES = 4 * HEAD_WORDS
@@ -193,8 +193,7 @@ def check(metadata: Any, problem: AttentionProblem) -> Report:
         backward: start: tiles [2, 3) before core 1 are in no range (5632 visible pairs)
     """
     # Imported here, so that `import fag_metadata` stays quick.
-    from .forward_check import find_forward_faults
-    from .grad_check import find_grad_faults
+    from .split_check import Finding, find_forward_faults, find_grad_faults
     from .view import unpack
 
     try:

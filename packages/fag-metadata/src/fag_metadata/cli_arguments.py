@@ -25,12 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_problem_options(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
-    """Adds the options of the problem.
-
-    Args:
-        parser: Parser of a sub-command.
-        is_required: Whether the heads must be given.
-    """
+    """Adds the options of the problem; `is_required`: whether the heads must be given."""
     parser.set_defaults(op=parser.prog.split()[0])  # the command, for messages
     group = parser.add_argument_group("problem")
     group.add_argument(

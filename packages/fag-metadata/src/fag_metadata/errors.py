@@ -34,18 +34,7 @@ class ContractError(ImportError):
 
 
 def message(op: str, argument: str, rule: str, got: object, *, remedy: str = "", **related: object) -> str:
-    """Builds the one form of error text.
-
-    Args:
-        op: Operator or function the user called.
-        argument: Argument that breaks the rule.
-        rule: What must hold, starting with "must".
-        got: The offending value.
-        remedy: What to do about it, one sentence without its full stop.
-        **related: Other values the rule depends on.
-
-    Returns:
-        The text, one line.
+    """Builds the one form of error text, one line: `rule` starts with "must", `remedy` has no full stop.
 
     Example:
         >>> message("flash_attn", "n1", "must be a multiple of n2", 6, n2=4)
@@ -77,16 +66,6 @@ class naming:
 
     A ValueError that begins with "metadata:" becomes a MetadataError. A class and no generator, since it
     stands around every call of a kernel.
-
-    Args:
-        op: Operator or function the user called.
-
-    Example:
-        >>> with naming("flash_attn"):
-        ...     raise ValueError("metadata: section_num must be 1, got 7.")
-        Traceback (most recent call last):
-        ...
-        fag_metadata.errors.MetadataError: flash_attn: metadata: section_num must be 1, got 7.
     """
 
     __slots__ = ("op",)

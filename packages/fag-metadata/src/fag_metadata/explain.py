@@ -33,7 +33,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What there is to say about the metadata of one problem.
+    """What there is to say about the metadata of one problem; str() of it is the text.
 
     Attributes:
         problem: What is computed.
@@ -190,24 +190,7 @@ class Explanation:
 def explain(
     problem: AttentionProblem, target: Target, split: Split | None = None, is_grad_enabled: bool = True
 ) -> Explanation:
-    """Makes the metadata of a problem and gathers what there is to say about it.
-
-    Args:
-        problem: What is computed.
-        target: For whom.
-        split: How; None = the target's default.
-        is_grad_enabled: Whether to include the backward split.
-
-    Returns:
-        Facts and figures; str() of it is the text.
-
-    Example:
-        >>> from fag_metadata import TARGETS
-        >>> sizes = dict(batch_size=1, max_seqlen_q=128, max_seqlen_kv=128)
-        >>> problem = AttentionProblem.from_metadata_args(37, 37, 128, **sizes)
-        >>> print(str(explain(problem, TARGETS["Ascend950PR_9599"])).splitlines()[5])
-        Route BN2_SINGLE: a core owns whole heads of one tile.
-    """
+    """Makes the metadata of a problem and gathers what there is to say about it."""
     if split is None:
         split = Split[target.default_split.upper()]
     name, other_name = ("cann", "balanced") if split is Split.CANN else ("balanced", "cann")

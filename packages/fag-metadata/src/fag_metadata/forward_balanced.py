@@ -71,14 +71,6 @@ def split_forward_balanced(problem: AttentionProblem, target: Target) -> Forward
     """Splits the forward's base blocks over the cores by visible area.
 
     For Ascend targets the heaviest core is never heavier than in CANN's split of the same blocks.
-
-    Example:
-        >>> from fag_metadata import TARGETS, AttentionProblem
-        >>> sizes = dict(batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000, mask_mode="causal")
-        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, **sizes)
-        >>> split = split_forward_balanced(problem, TARGETS["Ascend950PR_9599"])
-        >>> split.section_num, int((split.fa[0, :, 3:6].any(axis=1)).sum())
-        (1, 36)
     """
     if target.name == CPU_TARGET:
         return _split_for_cpu(problem, target)

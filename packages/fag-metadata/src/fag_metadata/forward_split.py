@@ -33,13 +33,6 @@ def split_forward(problem: AttentionProblem, target: Target) -> ForwardSplit:
 
     Its blocks cover every valid block exactly once, in order. max_seqlen bounds change it (block size, core
     cap) as they do in CANN.
-
-    Example:
-        >>> from fag_metadata import TARGETS, AttentionProblem
-        >>> sizes = dict(batch_size=1, max_seqlen_q=640, max_seqlen_kv=640, mask_mode=3)
-        >>> problem = AttentionProblem.from_metadata_args(1, 1, 128, **sizes)
-        >>> split_forward(problem, TARGETS["Ascend950PR_9599"]).fa[0, 0, :6].tolist()
-        [0, 0, 0, 0, 1, 0]
     """
     ratio = target.vectors_per_cube
     size = cann_block_size(problem, ratio)

@@ -58,25 +58,10 @@ class Tokens(NamedTuple):
 
 
 def split_grad(problem: AttentionProblem, target: Target) -> GradSplit:
-    """Splits the backward tiles over the cores as CANN does.
-
-    Args:
-        problem: What is computed.
-        target: Machine; one range per cube core.
-
-    Returns:
-        Ranges that cover every visible tile once, in order.
+    """Splits the backward tiles over the cores as CANN does; every visible tile once, in order.
 
     Raises:
         InvalidProblemError: If a tile or row number does not fit into int32.
-
-    Example:
-        >>> from fag_metadata import TARGETS
-        >>> sizes = dict(batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000)
-        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, **sizes)
-        >>> split = split_grad(problem, TARGETS["Ascend950PR_9599"])
-        >>> split.used_cubes, split.tiles_per_core, split.start[:3].tolist()
-        (36, 29, [0, 29, 58])
     """
     s1, s2 = problem.given_s1, problem.given_s2
     counts = count_tiles(problem.s1 if s1 < 0 else s1, problem.s2 if s2 < 0 else s2)

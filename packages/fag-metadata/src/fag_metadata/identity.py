@@ -66,12 +66,7 @@ def fold16(value: int) -> int:
 
 
 def unfold16(folded: int) -> int | None:
-    """Returns the number that was folded, or None if only its hash is known.
-
-    Example:
-        >>> unfold16(4096), unfold16(65535), unfold16(0x8123)
-        (4096, -1, None)
-    """
+    """Returns the number that was folded, or None if only its hash is known."""
     if folded == _UNBOUNDED:
         return -1
     return folded if folded < _EXACT_BELOW else None

@@ -191,12 +191,7 @@ GRAD = (
 
 @lru_cache(maxsize=64)
 def grad_slices(cube_slots: int) -> dict[str, slice]:
-    """Returns the words of each field of the FAG block, relative to its start.
-
-    Example:
-        >>> grad_slices(36)["end"], grad_slices(36)["dkv_end"]
-        (slice(44, 80, None), slice(340, 412, None))
-    """
+    """Returns the words of each field of the FAG block, relative to its start."""
     slices, offset = {}, 0
     for field in GRAD:
         size = field.cubes * cube_slots if field.cubes else 1
@@ -305,15 +300,8 @@ class GradSplit:
 
 
 def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | None = None) -> Int32Array:
-    """Writes the splits as one int32 tensor.
-
-    Args:
-        forward: Forward split; its shapes give aic and aiv.
-        grad: Backward split, or None.
-        identity: The eight words 8..15, or None for zeros (as CANN writes them).
-
-    Returns:
-        int32 (n,), n = written words rounded up to 4096, at least 8192; the rest is zero.
+    """Writes the splits as one int32 tensor, padded with zeros; without `identity` words 8..15 are zero as in
+    CANN's.
     """
     aic, aiv = forward.fa.shape[1], forward.fd.shape[1]
     slots = CANN_CUBE_SLOTS if grad is None else len(grad.start)

@@ -1,10 +1,8 @@
 """The load of every core of a split, in tiles and in visible area: what `balance` returns.
 
-The cost model is the visible area: a (query, key) pair that the mask leaves costs the same everywhere, masked
-pairs and tile borders cost nothing. A pair is D + Dv multiply-adds forward and 3 D + 2 Dv backward, and both
-passes are bound by them, so that the ratio of areas is the ratio of times as long as tiles are not much
-smaller than full ones. Merging partial results is counted apart, in rows times partial results per vector
-core.
+The cost model is the visible area: a (query, key) pair that the mask leaves is D + Dv multiply-adds forward
+and 3 D + 2 Dv backward, masked pairs and tile borders cost nothing. So the ratio of areas is the ratio of
+times as long as tiles are not much smaller than full ones. Merging is counted apart.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ class Load:
     """Work of the cube cores in one direction.
 
     Attributes:
-        tiles: Tiles with visible pairs of every core, int64 (cores,). Forward: base blocks; backward: 128 x
-            128.
+        tiles: Tiles with visible pairs of every core, int64 (cores,).
         area: Visible (query, key) pairs of every core, int64 (cores,).
         perfect: Pairs that the heaviest core has at least, however whole tiles are dealt out.
     """
@@ -60,12 +57,12 @@ class Load:
 
     @property
     def max_over_mean_tiles(self) -> float:
-        """Tiles of the heaviest core over the mean of all cores; 1 is even, also without tiles."""
+        """Tiles of the heaviest core over the mean of all cores; 1 is even."""
         return _ratio(int(self.tiles.max(initial=0)), self.tiles)
 
     @property
     def max_over_mean(self) -> float:
-        """Visible pairs of the heaviest core over the mean of all cores; 1 is even, also without pairs."""
+        """Visible pairs of the heaviest core over the mean of all cores; 1 is even."""
         return _ratio(int(self.area.max(initial=0)), self.area)
 
     @property
@@ -165,26 +162,17 @@ def _ratio(heaviest: int, loads: Int64Array) -> float:
 
 
 def perfect_split_bound(sizes: Int64Array, counts: Int64Array, cores: int) -> int:
-    """Returns a load that some core reaches however the tiles are dealt out, in whatever order.
+    """Returns a load that some core reaches however the tiles are dealt out, in whatever order; 0 without
+    tiles.
 
     It is the largest of the mean rounded up (to a sum of tiles, where they have few sizes), the largest tile,
     and what counting proves. Counting asks for a load L: tiles above L - a need a core without any tile of
     size a or more, tiles above L / 2 one without each other, and a core holds at most L // a tiles of size a
     or more. If that needs more cores than there are, L is too small.
 
-    Args:
-        sizes: Sizes of the tiles, positive, int64 (n,); repetitions are allowed.
-        counts: How many tiles of each size, int64 (n,).
-        cores: Cores, at least 1.
-
-    Returns:
-        The bound, 0 without tiles.
-
     Example:
-        >>> perfect_split_bound(np.array([3, 2]), np.array([2, 3]), 2)
+        >>> perfect_split_bound(np.array([3, 2]), np.array([2, 3]), 2)  # two of size 3, three of size 2
         6
-        >>> perfect_split_bound(np.array([10]), np.array([37]), 36)  # no sum between 10 and 20
-        20
     """
     sizes, counts = sizes[counts > 0], counts[counts > 0]
     if not len(sizes):

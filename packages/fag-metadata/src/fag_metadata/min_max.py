@@ -22,12 +22,7 @@ def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
         parts: Number of parts, at least 1.
 
     Returns:
-        Item numbers, (parts + 1,), from 0 to n, not descending. No part is heavier than a share plus one
-        item.
-
-    Example:
-        >>> even_cuts(np.array([0, 4, 8, 12, 13, 14]), 2)
-        array([0, 2, 5])
+        Item numbers, (parts + 1,), from 0 to n, not descending. No part exceeds a share plus one item.
     """
     total = int(sums[-1])
     wanted = np.arange(parts + 1, dtype=np.int64) * total / parts
@@ -40,18 +35,10 @@ def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
 
 
 def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
-    """Cuts so that the heaviest part is the lightest possible, and the others as even as that allows.
+    """The same, but so that the heaviest part is the lightest possible, and the others as even as that
+    allows.
 
-    Args:
-        sums: Weight before each item and the total, (n + 1,), strictly ascending.
-        parts: Number of parts, at least 1.
-
-    Returns:
-        Item numbers, (parts + 1,), from 0 to n, not descending.
-
-    Example:
-        >>> min_max_cuts(np.array([0, 1, 10, 11, 20, 21]), 2)
-        array([0, 3, 5])
+    `sums` must ascend strictly.
     """
     cuts = even_cuts(sums, parts)
     upper = int((sums[cuts[1:]] - sums[cuts[:-1]]).max())

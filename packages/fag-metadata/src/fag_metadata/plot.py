@@ -1,5 +1,4 @@
-"""A picture of a split: which core owns which tile, and how loaded every core is. Needs matplotlib (extra
-"plot").
+"""A picture of a split: which core owns which tile, and how loaded every core is. Needs matplotlib.
 
 Every head is a small map, queries downwards and keys to the right; a tile has the colour of its core and
 masked tiles are grey. Matplotlib is imported when a picture is asked for, never before.
@@ -8,7 +7,7 @@ masked tiles are grey. Matplotlib is imported when a picture is asked for, never
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,23 +55,10 @@ class SplitMap(NamedTuple):
     aspect: float
 
 
-class Arrangement(NamedTuple):
-    """Heads side by side: one large map with GAP between them, and their first (row, column)."""
-
-    canvas: Int64Array
-    places: list[tuple[int, int]]
-
-
 def forward_map(problem: AttentionProblem, split: ForwardSplit, most_heads: int = _MOST_HEADS) -> SplitMap:
     """Maps the base blocks of the first key-value heads to the cube cores that own them.
 
-    Args:
-        problem: What is computed.
-        split: Forward split.
-        most_heads: Heads to map at most; fewer where they have very many blocks.
-
-    Returns:
-        One map per key-value head with blocks, at least one where there is any.
+    At most `most_heads`, fewer where they have very many blocks, but one where there is any.
     """
     blocks = ForwardBlocks(problem, BlockSize(split.m, split.k))
     areas = ForwardAreas(blocks)
@@ -102,7 +88,7 @@ def forward_map(problem: AttentionProblem, split: ForwardSplit, most_heads: int 
 
 
 def grad_map(problem: AttentionProblem, split: GradSplit, most_heads: int = _MOST_HEADS) -> SplitMap:
-    """Maps the backward tiles of the first query heads to the cube cores that own them; see forward_map."""
+    """Maps the backward tiles of the first query heads in the same way."""
     grid = TileGrid(problem) if problem.is_variable else TileGrid(problem, split.o1, split.o2)
     ends = split.end[: split.used_cubes].astype(np.int64)
     num_heads = int(grid.heads.sum())
@@ -126,28 +112,21 @@ def grad_map(problem: AttentionProblem, split: GradSplit, most_heads: int = _MOS
 
 
 def draw(explanation: Explanation) -> Figure:
-    """Draws the tile maps and load bars of a split.
-
-    Args:
-        explanation: From `explain`.
-
-    Returns:
-        A matplotlib figure; `save` writes it to a file.
+    """Draws the tile maps and load bars of a split; `save` writes them to a file.
 
     Raises:
         ImportError: If matplotlib is not installed.
         InvalidProblemError: If one head alone has too many tiles to draw.
     """
-    Figure = _import_figure()
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "fag-metadata plot: matplotlib must be installed. Run pip install 'fag-metadata[plot]'."
+        ) from error
     problem, view, figures = explanation.problem, explanation.view, explanation.figures
-    passes = [
-        (
-            "Forward",
-            forward_map(problem, view.forward),
-            figures.forward,
-            f"{view.forward.m} x {view.forward.k}",
-        )
-    ]
+    size = f"{view.forward.m} x {view.forward.k}"
+    passes = [("Forward", forward_map(problem, view.forward), figures.forward, size)]
     if view.grad is not None and figures.grad is not None:
         passes.append(("Backward", grad_map(problem, view.grad), figures.grad, "128 x 128"))
     figure = Figure(figsize=(13, 0.8 + 4.1 * len(passes)), dpi=100, layout="constrained")
@@ -155,9 +134,7 @@ def draw(explanation: Explanation) -> Figure:
     axes = figure.subplots(len(passes), 2, squeeze=False, width_ratios=(1.75, 1))
     for row, (name, split_map, load, size) in zip(axes, passes, strict=True):
         if any(head.owner.size > 4 * _MOST_TILES for head in split_map.heads):
-            raise InvalidProblemError(
-                "fag-metadata plot: one head must have at most 2048 x 2048 tiles to be drawn."
-            )
+            raise InvalidProblemError("fag-metadata plot: a head must have at most 2048 x 2048 tiles.")
         _draw_map(row[0], name, split_map, size)
         _draw_bars(row[1], load)
     return figure
@@ -175,23 +152,11 @@ def save(figure: Figure, path: str | Path) -> None:
             f"fag-metadata plot: the output file must end in {', '.join(SUFFIXES)}, got {str(path)!r}."
         )
     # Neither date nor version, so that pictures in a repository do not change without reason.
-    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(
-        suffix, {"Software": None}
-    )
+    key = {".svg": "Date", ".pdf": "CreationDate"}.get(suffix, "Software")
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "fag-metadata"}):
-        figure.savefig(path, metadata=metadata)
-
-
-def _import_figure() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "fag-metadata plot: matplotlib must be installed. Run pip install 'fag-metadata[plot]'."
-        ) from error
-    return Figure
+        figure.savefig(path, metadata={key: None})
 
 
 def _title(explanation: Explanation) -> str:
@@ -218,12 +183,12 @@ def core_colours(cores: int) -> npt.NDArray[np.float64]:
     return np.asarray(hsv_to_rgb(np.stack((hue, saturation, value), axis=1)), np.float64)
 
 
-def arrange(heads: list[HeadMap], aspect: float) -> Arrangement:
-    """Puts the heads' maps side by side in lines, as large as the panel allows.
+def arrange(heads: list[HeadMap], aspect: float) -> tuple[Int64Array, list[tuple[int, int]]]:
+    """Puts the heads' maps side by side, as large as the panel allows; `aspect` is height over width of a
+    tile.
 
-    Args:
-        heads: At least one map.
-        aspect: Height over width of a tile.
+    Returns:
+        One large map with GAP between heads, and their first (row, column).
     """
     shapes = [head.owner.shape for head in heads]
     widest, total = max(width for _, width in shapes), sum(width + 1 for _, width in shapes)
@@ -233,7 +198,7 @@ def arrange(heads: list[HeadMap], aspect: float) -> Arrangement:
     canvas = np.full(size, GAP, np.int64)
     for head, (y, x) in zip(heads, places, strict=True):
         canvas[y : y + head.owner.shape[0], x : x + head.owner.shape[1]] = head.owner
-    return Arrangement(canvas, places)
+    return canvas, places
 
 
 def _place(
@@ -283,15 +248,7 @@ def _draw_map(axes: Axes, name: str, split_map: SplitMap, size: str) -> None:
 
 
 def _write_cores(axes: Axes, owner: Int64Array, place: tuple[int, int], width: float, height: float) -> None:
-    """Writes every core's number on its part of a head, where it fits.
-
-    Args:
-        axes: Where the head is drawn.
-        owner: Map of the head.
-        place: First row and column of the head.
-        width: Width of a tile in points.
-        height: Height of a tile in points.
-    """
+    """Writes every core's number on its part of a head, where it fits; a tile is width x height points."""
     from matplotlib.patheffects import withStroke
 
     outline = [withStroke(linewidth=1.2, foreground="white", alpha=0.8)]

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import arguments as rules
+from .arguments import batch_of_lists, effective, longest_of, parse_lists, starts, steps
 from .errors import problem_error
 from .identity import ProblemIdentity, problem_identity
-from .length_lists import batch_of_lists, effective, longest_of, parse_lists, starts, steps
 from .terms import INT32_MAX, Layout, Lengths, MaskMode, TensorSpec
 
 Int64Array = NDArray[np.int64]
@@ -296,35 +296,11 @@ class AttentionProblem:
         layout_kv: str = "BSND",
         layout_out: str = "BSND",
     ) -> AttentionProblem:
-        """Describes a call by the shapes and dtypes of its tensors, and checks every rule of the operator
-        contract.
+        """Describes a call by the shapes and dtypes of its tensors; every rule of the operator contract is
+        checked.
 
-        Args:
-            op: Name that stands in the messages.
-            q: (B,S1,N1,D), (B,N1,S1,D) or (T1,N1,D); float16, bfloat16 or float32.
-            k: As q with S2, N2.
-            v: As k with Dv.
-            dout: Gradient of the output, in layout_out, dtype of q; its presence makes this a gradient call.
-            attn_out: Output, in layout_out, dtype of q.
-            softmax_lse: float32, (B,N1,S1) or (N1,T1).
-            sinks: float32, (N1,).
-            attn_mask: CANN's constant mask, or None; check its content with
-                arguments.check_attn_mask_content.
-            cu_seqlens_q: int32 (B+1,) on the host; with TND only, and required there.
-            cu_seqlens_kv: As cu_seqlens_q.
-            seqused_q: int32 (B,) on the host, 0 <= value <= slot.
-            seqused_kv: As seqused_q.
-            mask_mode: MaskMode, its int or its name.
-            win_left: -1 or 0..2^31-1.
-            win_right: -1 or 0..2^31-1.
-            max_seqlen_q: -1, or at least the longest query sequence.
-            max_seqlen_kv: -1, or at least the longest key sequence.
-            layout_q: BSND, BNSD or TND.
-            layout_kv: Equal to layout_q.
-            layout_out: Equal to layout_q; for the forward also BSND with layout_q BNSD.
-
-        Returns:
-            The validated problem.
+        A `dout` makes it a gradient call. Lists are int32 on the host; attn_mask is checked by its shape and
+        dtype, its content by arguments.check_attn_mask_content.
 
         Raises:
             InvalidProblemError: If a value breaks a rule; the message names argument, rule and value.

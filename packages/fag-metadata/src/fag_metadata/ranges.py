@@ -1,9 +1,7 @@
 """Which keys a query row may see: visible ranges and visible areas, vectorised.
 
-Here lives the arithmetic of masks (spec: causal and window masks aligned bottom-right) and nothing else. A
-mask is turned into a band of diagonals once; everything after that is clipping and closed-form sums. All
-functions broadcast like NumPy ufuncs, work in int64 and never loop over rows or tiles. Imports nothing from
-this package, so that both splits, the balance figures and the checks can share it.
+A mask is turned into a band of diagonals once; everything after that is clipping and closed-form sums. All
+functions broadcast like NumPy ufuncs, work in int64 and never loop over rows or tiles.
 """
 
 from __future__ import annotations
@@ -30,10 +28,6 @@ def band(
     Returns:
         (first, last), int64, which may share memory with the lengths. Both are clipped to [-s1, s2], which
         changes no visible pair and keeps all later sums small, whatever the windows are.
-
-    Example:
-        >>> [int(diagonal) for diagonal in band(3, -1, -1, 3, 5)]
-        [-3, 2]
     """
     s1 = np.asarray(lengths_q, dtype=np.int64)
     s2 = np.asarray(lengths_kv, dtype=np.int64)
@@ -60,11 +54,6 @@ def visible_rows(
 
     Returns:
         (start, stop), int64; ``stop == start`` where no query sees one of the keys.
-
-    Example:
-        >>> first, last = band(3, -1, -1, 4, 6)
-        >>> [int(end) for end in visible_rows(4, 6, first, last, 4)]
-        [2, 4]
     """
     begin = np.asarray(key_start, dtype=np.int64)
     end = np.asarray(key_stop, dtype=np.int64)
@@ -78,12 +67,7 @@ def pairs_up_to(
 ) -> Int64Array:
     """Number of pairs (i, j) of a rectangle with ``j - i <= diagonal``: a sum of a clipped linear ramp.
 
-    Returns:
-        Pair counts, int64, of the broadcast shape; exact for positions and diagonals within +-2**31.
-
-    Example:
-        >>> int(pairs_up_to(0, 0, 4, 0, 4))
-        10
+    int64, of the broadcast shape; exact for positions and diagonals within +-2**31.
     """
     shift = np.subtract(diagonal, key_start, dtype=np.int64)
     behind, before = row_stop + shift, row_start + shift
@@ -109,15 +93,7 @@ def visible_area(
 ) -> Int64Array:
     """Number of visible (query, key) pairs in the rectangle [row_start, row_stop) x [key_start, key_stop).
 
-    Starts and stops lie inside the sequence; `first` and `last` are the diagonals of `band`.
-
-    Returns:
-        Pair counts, int64, of the broadcast shape; exact for lengths below 2**31.
-
-    Example:
-        >>> first, last = band(3, -1, -1, 4, 4)
-        >>> int(visible_area(0, 4, 0, 4, first, last))
-        10
+    Both lie inside the sequence; `first` and `last` are the diagonals of `band`. Exact as pairs_up_to.
     """
     low = np.asarray(first, dtype=np.int64)
     high = np.asarray(last, dtype=np.int64)

@@ -87,15 +87,7 @@ class RouteChoice:
 
 
 def whole_heads_ratio(problem: AttentionProblem, target: Target) -> float:
-    """Returns max/mean of the heads per core when whole heads are dealt to the cores as evenly as possible.
-
-    Example:
-        >>> from fag_metadata import TARGETS
-        >>> sizes = dict(batch_size=4, max_seqlen_q=512, max_seqlen_kv=512)
-        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, **sizes)
-        >>> round(whole_heads_ratio(problem, TARGETS["Ascend950PR_9599"]), 2)
-        1.22
-    """
+    """Returns max/mean of the heads per core when whole heads are dealt out as evenly as possible."""
     heads = problem.b * problem.n1
     return -(-heads // target.cube_cores) * target.cube_cores / heads if heads else 1.0
 

@@ -115,17 +115,9 @@ TARGETS[CPU_TARGET] = Target(CPU_TARGET, 64, 128, 0)
 def find_target(op: str, target: str | Target) -> Target:
     """Returns the target of that name, or the target itself.
 
-    Args:
-        op: Function the user called, for the message.
-        target: Name out of TARGETS, or a Target.
-
     Raises:
         InvalidProblemError: If the name is unknown.
         InvalidTypeError: If it is neither a str nor a Target.
-
-    Example:
-        >>> find_target("plan", "Ascend950PR_9599").cube_cores
-        36
     """
     if isinstance(target, Target):
         return target

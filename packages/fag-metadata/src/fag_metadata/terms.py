@@ -35,10 +35,6 @@ class MaskMode(IntEnum):
     def parse(cls, op: str, value: object) -> MaskMode:
         """Returns the mode for an enum member, its int, or its name in any case.
 
-        Args:
-            op: Function the user called, for the message.
-            value: What the user passed as mask_mode.
-
         Raises:
             InvalidProblemError: If there is no such mode.
             InvalidTypeError: If it is neither an int nor a name.
@@ -121,11 +117,6 @@ class Lengths:
     @classmethod
     def parse(cls, op: str, name: str, value: Any) -> Lengths:
         """Reads a list of lengths from a NumPy array, a sequence of ints, or a tensor on the host.
-
-        Args:
-            op: Function the user called, for the message.
-            name: Argument name, for the message.
-            value: int32 array or tensor of one dimension, or a list or tuple of ints.
 
         Raises:
             InvalidTypeError: If the values are not int32, or cannot be read on the host.

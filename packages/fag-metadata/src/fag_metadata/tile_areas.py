@@ -36,27 +36,12 @@ class VisibleTiles(NamedTuple):
 
 
 class TileGrid:
-    """All backward tiles of a problem, as groups of equal heads.
+    """All backward tiles of a problem, as groups of equal heads: one per batch entry, or one of all.
 
-    Attributes:
-        len_q: Query length of each group, (n,).
-        len_kv: Key length of each group, (n,).
-        heads: Query heads of each group, (n,): n1 per batch entry, or all of them where entries are equal.
-        first: Lowest visible diagonal of each group, (n,).
-        last: Highest visible diagonal.
-        rows: Tiles along q, (n,).
-        cols: Tiles along kv, (n,).
-        head_area: Visible pairs of one head, (n,).
-        tile_start: First tile number of each group and the total, (n + 1,).
-        area_start: Visible pairs before each group and the total, (n + 1,).
-
-    Example:
-        >>> problem = AttentionProblem.from_metadata_args(
-        ...     1, 1, 64, batch_size=1, max_seqlen_q=256, max_seqlen_kv=256, mask_mode="causal"
-        ... )
-        >>> grid = TileGrid(problem)
-        >>> grid.total_tiles, grid.visible_tiles().area.tolist()
-        (4, [8256, 16384, 8256])
+    Attributes, of each group unless said otherwise: len_q, len_kv, heads (query heads), first and last
+        (visible
+    diagonals), rows and cols (tiles along q and kv), head_area (visible pairs of a head); tile_start and
+    area_start (tiles and visible pairs before each group, and the total).
     """
 
     def __init__(self, problem: AttentionProblem, o1: int | None = None, o2: int | None = None) -> None:
