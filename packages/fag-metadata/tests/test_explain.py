@@ -49,9 +49,9 @@ def test_refused_merging_is_explained() -> None:
 
 def test_sections_are_explained() -> None:
     text = str(explain(dense(16, 16, 8192, 8192, b=2, mask=3), ASCEND))
-    assert "  3 sections, so that the heads of one fit the L2 cache." in text
+    assert "  3 sections: the heads of one fit the L2 cache." in text
     text = str(explain(dense(64, 64, 384, 384, mask=3), ASCEND, Split.BALANCED))
-    assert "  2 sections: two ranges a core are more even than one." in text
+    assert "  2 sections: two ranges a core are more even." in text
 
 
 def test_forward_only_and_windows_and_head_dims() -> None:

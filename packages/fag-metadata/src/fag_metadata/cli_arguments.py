@@ -28,36 +28,12 @@ def add_problem_options(parser: argparse.ArgumentParser, *, is_required: bool) -
     """Adds the options of the problem; `is_required`: whether the heads must be given."""
     parser.set_defaults(op=parser.prog.split()[0])  # the command, for messages
     group = parser.add_argument_group("problem")
-    group.add_argument(
-        "--heads", type=_pair, required=is_required, metavar="N1/N2", help="query/key-value heads, or N"
-    )
-    group.add_argument(
-        "--dim", type=_pair, default=(128, 128), metavar="D/DV", help="head dim, or D/Dv; default 128"
-    )
-    group.add_argument("--batch", type=int, metavar="B", help="dense batch size; default 1")
-    group.add_argument("--seqlen", type=int, metavar="S", help="dense length of queries and keys")
-    group.add_argument("--seqlen-q", type=int, metavar="S1", help="dense length of queries")
-    group.add_argument("--seqlen-kv", type=int, metavar="S2", help="dense length of keys")
-    group.add_argument(
-        "--seqlens", type=_ints, metavar="S,S,..", help="lengths of packed sequences (layout TND)"
-    )
-    group.add_argument("--seqlens-q", type=_ints, metavar="S,S,..", help="lengths of packed queries")
-    group.add_argument("--seqlens-kv", type=_ints, metavar="S,S,..", help="lengths of packed keys")
-    group.add_argument(
-        "--used-q", type=_ints, metavar="S,S,..", help="used lengths of the query slots (seqused_q)"
-    )
-    group.add_argument(
-        "--used-kv", type=_ints, metavar="S,S,..", help="used lengths of the key slots (seqused_kv)"
-    )
-    group.add_argument("--max-seqlen-q", type=int, metavar="S1", help="bound of packed queries")
-    group.add_argument("--max-seqlen-kv", type=int, metavar="S2", help="bound of packed keys")
+    group.add_argument("--heads", type=_pair, required=is_required, metavar="N1/N2", help="heads, or N")
+    group.add_argument("--dim", type=_pair, default=(128, 128), metavar="D/DV", help="head dim; default 128")
+    for name, kind, metavar, text in _SIZES:
+        group.add_argument(name, type=kind, metavar=metavar, help=text)
     group.add_argument("--mask", choices=sorted(_MASKS), help="default none, or window with --window")
-    group.add_argument(
-        "--window", type=_window, metavar="L,R", help="window to the left and right, -1 = open"
-    )
-    group.add_argument(
-        "--layout", choices=("BSND", "BNSD", "TND"), help="default BSND, or TND with --seqlens"
-    )
+    group.add_argument("--layout", choices=("BSND", "BNSD", "TND"), help="default BSND; TND with --seqlens")
 
 
 def add_split_options(parser: argparse.ArgumentParser) -> None:
@@ -194,3 +170,20 @@ def _window(text: str) -> tuple[int, int]:
     if len(sides) != 2:
         raise argparse.ArgumentTypeError(f"must be two numbers with a comma between, got {text!r}")
     return sides[0], sides[1]
+
+
+_LIST = "S,S,.."
+_SIZES = (
+    ("--batch", int, "B", "dense batch size; default 1"),
+    ("--seqlen", int, "S", "dense length of queries and keys"),
+    ("--seqlen-q", int, "S1", "dense length of queries"),
+    ("--seqlen-kv", int, "S2", "dense length of keys"),
+    ("--seqlens", _ints, _LIST, "lengths of packed sequences (layout TND)"),
+    ("--seqlens-q", _ints, _LIST, "lengths of packed queries"),
+    ("--seqlens-kv", _ints, _LIST, "lengths of packed keys"),
+    ("--used-q", _ints, _LIST, "used lengths of the query slots (seqused_q)"),
+    ("--used-kv", _ints, _LIST, "used lengths of the key slots (seqused_kv)"),
+    ("--max-seqlen-q", int, "S1", "bound of packed queries"),
+    ("--max-seqlen-kv", int, "S2", "bound of packed keys"),
+    ("--window", _window, "L,R", "window to the left and right, -1 = open"),
+)

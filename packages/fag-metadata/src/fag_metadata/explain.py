@@ -35,15 +35,7 @@ _SHOWN = 8
 class Explanation:
     """What there is to say about the metadata of one problem; str() of it is the text.
 
-    Attributes:
-        problem: What is computed.
-        target: For whom.
-        split: How the ranges were chosen.
-        route: Kernel template of the backward, with the rejected ones.
-        view: The metadata tensor, taken apart.
-        figures: How even it is.
-        other: How even the other split would be.
-        metadata: The tensor itself, int32 (n,), read-only.
+    `figures` say how even it is, `other` how even the other split would be.
     """
 
     problem: AttentionProblem
@@ -99,9 +91,7 @@ class Explanation:
             "other_split": {
                 "split": self._other_name,
                 "forward_max_over_mean": round(self.other.forward.max_over_mean, 4),
-                "grad_max_over_mean": None
-                if self.other.grad is None
-                else round(self.other.grad.max_over_mean, 4),
+                "grad_max_over_mean": self.other.grad and round(self.other.grad.max_over_mean, 4),
             },
             "words": len(self.metadata),
             "format_version": FORMAT_VERSION,
@@ -134,12 +124,11 @@ class Explanation:
         rows = "" if self.problem.g == 1 else f" (a row is a query of one of {self.problem.g} heads)"
         lines = [f"Forward: base blocks of {split.m} rows x {split.k} keys{rows}."]
         lines += _load_lines(load, "block")
-        if split.section_num > 1 and self.split is Split.CANN:
-            lines.append(f"  {split.section_num} sections, so that the heads of one fit the L2 cache.")
-        elif split.section_num > 1:
-            lines.append(f"  {split.section_num} sections: two ranges a core are more even than one.")
-        else:
-            lines.append("  1 section: every core has one range.")
+        why = "every core has one range"
+        if split.section_num > 1:
+            is_cann = self.split is Split.CANN
+            why = "the heads of one fit the L2 cache" if is_cann else "two ranges a core are more even"
+        lines.append(f"  {_count(split.section_num, 'section')}: {why}.")
         return [*lines, *self._merging()]
 
     def _merging(self) -> list[str]:
@@ -157,12 +146,8 @@ class Explanation:
         even = -(-blocks // min(load.cores, max(blocks, 1)))
         if view.forward.section_num > 1 or heaviest <= even:
             return ["  No row block is shared between cores, so nothing needs merging."]
-        if self.split is Split.CANN:
-            rule = "CANN asks for more than 10 saved"
-        elif self.target.is_ascend:
-            rule = "whole row blocks are as even by area, or nearly so"
-        else:
-            rule = "whole row blocks are even enough, or the keys are too few to share"
+        is_cann = self.split is Split.CANN
+        rule = "CANN asks for more than 10 saved" if is_cann else "whole row blocks are even enough"
         text = f"it would take the heaviest core from {_count(heaviest, 'block')} to {even}; {rule}"
         return [f"  rejected sharing row blocks between cores: {text}."]
 

@@ -25,34 +25,20 @@ from .targets import CPU_TARGET, Target
 
 Float64Array = npt.NDArray[np.float64]
 
-_GOOD_ENOUGH = 1.02
-"""Max/mean up to which nearest cuts are taken without a search, and whole row blocks without parts."""
-_MAX_LOSS = 1.02
-"""Whole row blocks may be heavier than cut ones by this factor: merging costs about as much."""
-_MAX_LOADED = 1.04
-"""Max/mean up to which that is allowed."""
-_UNEVEN = 1.05
-"""Max/mean above which two sections are tried."""
-_MIN_SECTION_GAIN = 0.99
-"""A second section must lower the heaviest core to this part of it."""
-_CPU_GOOD_ENOUGH = 1.1
-"""The same as _GOOD_ENOUGH for the CPU, where threads pull the cores' ranges and even out the rest."""
-_CPU_MIN_GAIN = 0.9
-"""On the CPU cut row blocks must lower the heaviest core to this part of it."""
+_GOOD_ENOUGH = 1.02  # max/mean up to which nothing better is searched for
+_MAX_LOSS = 1.02  # whole row blocks may be heavier than cut ones by this factor: merging costs about as much,
+_MAX_LOADED = 1.04  # if their max/mean is at most this
+_UNEVEN = 1.05  # max/mean above which two sections are tried
+_MIN_SECTION_GAIN = 0.99  # a second section must lower the heaviest core to this part of it
+_CPU_GOOD_ENOUGH = 1.1  # threads pull the ranges of the CPU's cores and even out the rest
+_CPU_MIN_GAIN = 0.9  # there, cut row blocks must lower the heaviest core to this part of it
 _CPU_BLOCK_ROWS = (128, 64, 32)
-"""Row blocks of the CPU, tallest first."""
-_FLAT_ITEMS = 1 << 15
-"""Pieces up to which one running sum over all of them is faster than finding each cut in stages."""
-_SEARCH_ITEMS = 1 << 18
-"""Pieces up to which the exact search is made; beyond, one piece is a vanishing part of a core's share."""
-_MOST_BLOCKS = 1 << 15
-"""With more blocks one of them is a small part of a core's share."""
-_HEADS_TRIED = 4
-"""Places tried for the cut between the sections, on either side of the middle."""
-_REACH = 12
-"""Places of the first section tried on either side of the wanted one."""
-_PAIRS = 40
-"""Pairs of places kept for every core, those with the best sums."""
+_FLAT_ITEMS = 1 << 15  # up to here one running sum is faster than finding each cut in stages
+_SEARCH_ITEMS = 1 << 18  # up to here the exact search is made; beyond, a piece is a small part of a share
+_MOST_BLOCKS = 1 << 15  # the same for two sections
+_HEADS_TRIED = 4  # cuts between the sections, on either side of the middle
+_REACH = 12  # places of the first section on either side of the wanted one
+_PAIRS = 40  # pairs of places kept for every core
 
 
 class _Cut(NamedTuple):

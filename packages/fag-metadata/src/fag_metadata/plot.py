@@ -6,6 +6,7 @@ masked tiles are grey. Matplotlib is imported when a picture is asked for, never
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,22 +67,18 @@ def forward_map(problem: AttentionProblem, split: ForwardSplit, most_heads: int 
     is_used = words[..., 3:6].any(axis=2)
     core = is_used.nonzero()[1]
     ends = blocks.blocks_at(*words[is_used, 3:6].T)
-    heads: list[HeadMap] = []
-    room = _MOST_TILES
-    for head in range(min(blocks.num_heads, most_heads)):
+
+    def owner(head: int) -> Int64Array:
         entry = head // blocks.heads_per_entry
         num_rows = -(-int(blocks.lengths_q[entry]) * blocks.g // split.m)
-        shape = (num_rows, -(-int(blocks.lengths_kv[entry]) // split.k))
-        room -= shape[0] * shape[1]
-        if heads and room < 0:
-            break
-        owner = np.full(shape, MASKED, np.int64)
-        if owner.size:
+        found = np.full((num_rows, -(-int(blocks.lengths_kv[entry]) // split.k)), MASKED, np.int64)
+        if found.size:
             pieces = areas.parts_of(areas.rows_of(np.array([entry])), 1)
             block = blocks.before_head(np.array([head])) + pieces.done
-            owner[pieces.row, pieces.key] = core[ends.searchsorted(block, "right")]
-        b, n = divmod(head, problem.n2)
-        heads.append(HeadMap(f"b{b} kv{n}", owner))
+            found[pieces.row, pieces.key] = core[ends.searchsorted(block, "right")]
+        return found
+
+    heads = _first_maps(owner, min(blocks.num_heads, most_heads), problem.n2, "kv")
     # With BSND and TND a row block holds the same queries of all query heads, with BNSD queries of one head.
     queries = split.m if blocks.is_bnsd else split.m / problem.g
     return SplitMap(heads, blocks.num_heads, queries / split.k)
@@ -92,23 +89,33 @@ def grad_map(problem: AttentionProblem, split: GradSplit, most_heads: int = _MOS
     grid = TileGrid(problem) if problem.is_variable else TileGrid(problem, split.o1, split.o2)
     ends = split.end[: split.used_cubes].astype(np.int64)
     num_heads = int(grid.heads.sum())
-    heads: list[HeadMap] = []
-    room = _MOST_TILES
     first_head = np.append(0, np.cumsum(grid.heads))
-    for head in range(min(num_heads, most_heads)):
+
+    def owner(head: int) -> Int64Array:
         group = int(first_head.searchsorted(head, "right")) - 1
         rows, cols = int(grid.rows[group]), int(grid.cols[group])
-        room -= rows * cols
-        if heads and room < 0:
-            break
-        owner = np.full((rows, cols), MASKED, np.int64)
+        found = np.full((rows, cols), MASKED, np.int64)
         tile = grid.visible_tiles(np.array([group])).tile
         if len(tile):
             begin = int(grid.tile_start[group]) + (head - int(first_head[group])) * rows * cols
-            owner[tile % rows, tile // rows] = ends.searchsorted(begin + tile, "right")
-        b, n = divmod(head, problem.n1)
-        heads.append(HeadMap(f"b{b} h{n}", owner))
+            found[tile % rows, tile // rows] = ends.searchsorted(begin + tile, "right")
+        return found
+
+    heads = _first_maps(owner, min(num_heads, most_heads), problem.n1, "h")
     return SplitMap(heads, num_heads, 1.0)
+
+
+def _first_maps(owner: Callable[[int], Int64Array], count: int, per_batch: int, name: str) -> list[HeadMap]:
+    heads: list[HeadMap] = []
+    room = _MOST_TILES
+    for head in range(count):
+        found = owner(head)
+        room -= found.size
+        if heads and room < 0:
+            break
+        b, n = divmod(head, per_batch)
+        heads.append(HeadMap(f"b{b} {name}{n}", found))
+    return heads
 
 
 def draw(explanation: Explanation) -> Figure:

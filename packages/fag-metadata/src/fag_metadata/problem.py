@@ -1,8 +1,7 @@
 """AttentionProblem: the one frozen description of a call that every later stage reads.
 
-Two constructors, one per kind of caller: `from_metadata_args` (sizes) and `from_tensors` (shapes and dtypes
-of real tensors). Both apply the rules of `arguments.py` and normalise; afterwards nothing needs checking
-again.
+`from_metadata_args` (sizes) and `from_tensors` (shapes and dtypes of real tensors) apply the rules of
+`arguments.py` and normalise; afterwards nothing needs checking again.
 """
 
 from __future__ import annotations

@@ -33,14 +33,8 @@ class Condition(NamedTuple):
 
 
 class RouteRow(NamedTuple):
-    """One row of the route table.
-
-    Attributes:
-        name: As in CANN's host tiling.
-        route: What stands in the metadata, or None for a template that no kernel provides.
-        can: Conditions without which the template is wrong.
-        want: Conditions without which another template is faster.
-        evidence: Where the preference comes from.
+    """One row: `route` is None for a template that no kernel provides; without `can` a template is wrong,
+    without `want` another one is faster, by `evidence`.
     """
 
     name: str
@@ -60,14 +54,7 @@ class RouteVerdict(NamedTuple):
 
 @dataclass(frozen=True)
 class RouteChoice:
-    """The chosen route; `trace` says why the rows above it were rejected.
-
-    Attributes:
-        route: The route.
-        problem: What was asked about.
-        target: Machine.
-        split: Split.
-    """
+    """The chosen route; `trace` says why the rows above it were rejected."""
 
     route: Route
     problem: AttentionProblem
