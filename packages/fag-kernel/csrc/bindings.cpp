@@ -1,6 +1,7 @@
 /// The extension module: each part binds itself in its own directory.
 #include <pybind11/pybind11.h>
 
+#include "dlpack.hpp"
 #include "problem.hpp"
 
 namespace fag::tiling {
@@ -13,6 +14,7 @@ void bind_cpu(pybind11::module_& m);
 PYBIND11_MODULE(_native, m) {
     m.doc() = "Native part of fag_kernel: host tiling and CPU kernels. Private; use fag_kernel.plan and fag_kernel.abi.";
     fag::bind_problem(m);
+    fag::bind_dlpack(m);
     fag::tiling::bind_tiling(m);
 #if FAG_HAS_CPU
     fag::cpu::bind_cpu(m);

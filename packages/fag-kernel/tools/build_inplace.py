@@ -2,8 +2,8 @@
 
     python tools/build_inplace.py --build-dir DIR [--jobs 2] [--sanitize] [--output DIR]
 
-Incremental; several processes may call it with the same build folder, they take turns. Needs CMake, a C++20 compiler
-and pybind11 in the environment of the calling Python. A wheel does not use this file.
+Incremental; several processes may call it with the same build folder, they take turns. Needs CMake, a C++20
+compiler and pybind11 in the environment of the calling Python. A wheel does not use this file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def main() -> None:
     """Parse the arguments, configure, build."""
     parser = argparse.ArgumentParser(description="Build fag_kernel._native in place.")
     parser.add_argument("--build-dir", type=Path, default=PACKAGE / "build" / "inplace")
-    parser.add_argument("--output", type=Path, default=PACKAGE / "src" / "fag_kernel", help="folder of the module")
+    parser.add_argument(
+        "--output", type=Path, default=PACKAGE / "src" / "fag_kernel", help="folder of the module"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--sanitize", action="store_true", help="address and undefined-behaviour sanitizers")
     args = parser.parse_args()

@@ -16,10 +16,9 @@ public:
     using std::runtime_error::runtime_error;
 };
 
-/// Head dims of the compiled kernels end here; operands of a BN2 kernel at 128.
-inline constexpr std::int64_t kMaxHeadDim = 192;
+/// Limits of a BN2 kernel: operands of 128 columns; one tile, or up to five a side. A test compares them with the
+/// capability column of fag_metadata.routes.
 inline constexpr std::int64_t kMaxHeadDimBn2 = 128;
-/// BN2: one tile, or up to five a side.
 inline constexpr std::int64_t kMaxLengthBn2Single = 128;
 inline constexpr std::int64_t kMaxLengthBn2Multiblk = 640;
 

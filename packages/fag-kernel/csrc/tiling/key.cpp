@@ -75,7 +75,7 @@ KeyFields decode_key(std::uint64_t key) {
 const char* why_invalid(const KeyFields& f) {
     if (f.template_id != kBn2gs1s2 && f.template_id != kBn2) return "template must be BN2GS1S2 or BN2";
     if (f.mask > kWindow) return "mask must be none, causal or window";
-    if (f.d_align > kD192) return "d_align must be 64, 128 or 192";
+    if (f.d_align > kD192) return "head dims end at 192";
     if (f.d_align == kD64 && f.dv_align != kDv128) return "d_align 64 goes with dv_align 128";
     return f.template_id == kBn2 ? why_invalid_bn2(f) : why_invalid_bn2gs1s2(f);
 }

@@ -14,7 +14,8 @@ std::int64_t tile_extent(std::int64_t length, std::int64_t basic) {
 
 DAlign align_d(std::int64_t d) {
     if (d <= 64) return DAlign::d64;
-    return d <= 128 ? DAlign::d128 : DAlign::d192;
+    if (d <= 128) return DAlign::d128;
+    return d <= 192 ? DAlign::d192 : DAlign::above;
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 
 namespace fag::tiling {
 
-/// Head-dim class of the compiled kernels; the value is the field of the tiling key.
-enum class DAlign : std::uint32_t { d64 = 0, d128 = 1, d192 = 2 };
+/// Head-dim class of the compiled kernels; the value is the field of the tiling key. `above` has no kernel.
+enum class DAlign : std::uint32_t { d64 = 0, d128 = 1, d192 = 2, above = 3 };
 enum class DvAlign : std::uint32_t { dv128 = 0, dv192 = 1 };
 
 struct Facts {

@@ -1,4 +1,6 @@
 # Types of the extension module (csrc/bindings.cpp).
+from typing import Any, TypedDict
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +35,84 @@ class Problem:
         starts_q: NDArray[np.int64],
         starts_kv: NDArray[np.int64],
     ) -> None: ...
+    @property
+    def layout(self) -> int: ...
+    @property
+    def b(self) -> int: ...
+    @property
+    def n1(self) -> int: ...
+    @property
+    def n2(self) -> int: ...
+    @property
+    def g(self) -> int: ...
+    @property
+    def d(self) -> int: ...
+    @property
+    def dv(self) -> int: ...
+    @property
+    def s1(self) -> int: ...
+    @property
+    def s2(self) -> int: ...
+    @property
+    def t1(self) -> int: ...
+    @property
+    def t2(self) -> int: ...
+    @property
+    def mask_mode(self) -> int: ...
+    @property
+    def win_left(self) -> int: ...
+    @property
+    def win_right(self) -> int: ...
+    @property
+    def is_variable(self) -> bool: ...
 
+class _KeyFields(TypedDict):
+    template_id: int
+    is_tnd: int
+    mask: int
+    is_swizzle: int
+    d_align: int
+    dv_align: int
+    is_multiblk: int
+    needs_zero: int
+
+class _Plan(TypedDict):
+    tiling_key: int
+    key_problem: str
+    block_dim: int
+    is_linear: bool
+    s1_outer: int
+    s2_outer: int
+    is_swizzle: bool
+    swizzle_is_capability: bool
+    swizzle_reason: str
+    live_heads: int
+    live_bytes: int
+    workspace_bytes: int
+    dq_offset: int
+    dk_offset: int
+    dv_offset: int
+    tiling_data: bytes
+
+DEFAULT_LIBAPI_RESERVE_BYTES: int
+
+def array_from_dlpack(capsule: object, /) -> tuple[NDArray[Any], str]: ...
+def make_plan(
+    *,
+    problem: Problem,
+    route: int,
+    cube_cores: int,
+    vector_cores: int,
+    l2_bytes: int,
+    libapi_reserve_bytes: int,
+    softmax_scale: float,
+) -> _Plan: ...
+def why_infeasible(problem: Problem, route: int, /) -> str: ...
+def encode_key(fields: _KeyFields, /) -> int: ...
+def decode_key(key: int, /) -> _KeyFields: ...
+def why_invalid_key(key: int, /) -> str: ...
+def valid_keys() -> list[int]: ...
+def tiling_data_fields() -> list[tuple[str, int, str]]: ...
 def cpu_forward(
     problem: Problem,
     metadata: NDArray[np.int32],

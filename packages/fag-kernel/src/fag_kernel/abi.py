@@ -1,8 +1,9 @@
-"""The interface that fag-kernel offers to fag-torch (and to anyone with raw pointers): KERNEL_ABI is its version.
+"""What fag-kernel offers to fag-torch, and to anyone with raw pointers; KERNEL_ABI is its version.
 
-Arrays come as pointers with element strides, so that no framework is needed here. Callers have validated shapes and
-dtypes (`fag_metadata.AttentionProblem.from_tensors`) and the metadata (`fag_metadata.check_metadata`); native code
-validates the ranges in the metadata again before it writes anything, since a wrong range would be a wild write.
+Arrays come as pointers with element strides, so that no framework is needed here. Callers have validated
+shapes and dtypes (`fag_metadata.AttentionProblem.from_tensors`) and the metadata
+(`fag_metadata.check_metadata`); native code validates the ranges in the metadata again before it writes
+anything, since a wrong range would be a wild write.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from fag_kernel import _native
 
 if TYPE_CHECKING:
     import numpy as np
-    from fag_metadata import AttentionProblem
     from numpy.typing import NDArray
+
+    from fag_metadata import AttentionProblem
 
 __all__ = [
     "ArrayRef",
@@ -27,12 +29,12 @@ __all__ = [
     "set_cpu_level",
 ]
 
-#: (address of element 0, element strides of batch, sequence and head). The head-dim stride is 1. TND: the batch
-#: stride is not used, token t lies at t * sequence stride.
+#: (address of element 0, element strides of batch, sequence and head). The head-dim stride is 1. TND: the
+#: batch stride is not used, token t lies at t * sequence stride.
 ArrayRef: TypeAlias = tuple[int, tuple[int, int, int]]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def native_problem(problem: AttentionProblem) -> _native.Problem:
     """The native mirror of `problem`, cached by problem.
 

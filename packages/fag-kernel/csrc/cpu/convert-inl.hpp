@@ -1,0 +1,87 @@
+/// Packing, transposing and rounding of rows.
+#pragma once
+
+#include "isa.hpp"
+
+namespace fag::cpu::FAG_LEVEL {
+
+template <DType type>
+static inline const char* element(const void* base, std::int64_t stride_bytes, int row, int col) {
+    return static_cast<const char*>(base) + row * stride_bytes + col * kDTypeBytes[static_cast<int>(type)];
+}
+
+/// Rows widened to float32, zeros up to a multiple of kAlign. x * 0 is 0 unless x is not finite: that sums up the check.
+template <DType type>
+static bool pack_f32(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst, std::int64_t ld) {
+    using F = Vec::F;
+    const int whole = cols / Vec::lanes * Vec::lanes;
+    const int padded = (cols + kAlign - 1) / kAlign * kAlign;
+    F witness = Vec::zero();
+    for (int row = 0; row < rows; ++row) {
+        auto* out = reinterpret_cast<float*>(dst) + row * ld;
+        int col = 0;
+        for (; col < whole; col += Vec::lanes) {
+            const F x = Vec::load_as<type>(element<type>(src, stride_bytes, row, col));
+            witness = Vec::fma(x, Vec::zero(), witness);
+            Vec::store(out + col, x);
+        }
+        if (col < cols) {
+            const F x = Vec::load_part<type>(element<type>(src, stride_bytes, row, col), cols - col);
+            witness = Vec::fma(x, Vec::zero(), witness);
+            Vec::store(out + col, x);
+            col += Vec::lanes;
+        }
+        for (; col < padded; col += Vec::lanes) Vec::store(out + col, Vec::zero());
+    }
+    return Vec::sum(witness) == 0.0f;
+}
+
+static void transpose(const Word* src, std::int64_t ld_src, int rows, int cols, Word* dst, std::int64_t ld_dst) {
+    constexpr int lanes = Vec::lanes;
+    const int padded_rows = (rows + kAlign - 1) / kAlign * kAlign;
+    const int padded_cols = (cols + kAlign - 1) / kAlign * kAlign;
+    for (int r = 0; r < padded_rows; r += lanes) {
+        for (int c = 0; c < padded_cols; c += lanes) {
+            Vec::transpose(src + r * ld_src + c, ld_src, dst + c * ld_dst + r, ld_dst);
+        }
+    }
+}
+
+template <DType type>
+static void dot_rows(const void* a, std::int64_t a_stride_bytes, const void* b, std::int64_t b_stride_bytes, int rows,
+                     int cols, float* out) {
+    using F = Vec::F;
+    const int whole = cols / Vec::lanes * Vec::lanes;
+    for (int row = 0; row < rows; ++row) {
+        F sum = Vec::zero();
+        for (int col = 0; col < whole; col += Vec::lanes) {
+            sum = Vec::fma(Vec::load_as<type>(element<type>(a, a_stride_bytes, row, col)),
+                           Vec::load_as<type>(element<type>(b, b_stride_bytes, row, col)), sum);
+        }
+        if (whole < cols) {
+            sum = Vec::fma(Vec::load_part<type>(element<type>(a, a_stride_bytes, row, whole), cols - whole),
+                           Vec::load_part<type>(element<type>(b, b_stride_bytes, row, whole), cols - whole), sum);
+        }
+        out[row] = Vec::sum(sum);
+    }
+}
+
+template <DType type>
+static void store_rows(const float* src, std::int64_t ld, int rows, int cols, float scale, void* dst,
+                       std::int64_t stride_bytes) {
+    const Vec::F factor = Vec::set(scale);
+    const int whole = cols / Vec::lanes * Vec::lanes;
+    for (int row = 0; row < rows; ++row) {
+        const float* in = src + row * ld;
+        char* out = static_cast<char*>(dst) + row * stride_bytes;
+        for (int col = 0; col < whole; col += Vec::lanes) {
+            Vec::store_as<type>(out + col * kDTypeBytes[static_cast<int>(type)], Vec::load(in + col) * factor);
+        }
+        if (whole < cols) {
+            Vec::store_part<type>(out + whole * kDTypeBytes[static_cast<int>(type)], Vec::load(in + whole) * factor,
+                                  cols - whole);
+        }
+    }
+}
+
+}  // namespace fag::cpu::FAG_LEVEL

@@ -1,0 +1,105 @@
+/// The one matrix-product micro-kernel, float32 words: C[m x n] (+)= A[m x k] B[k x n] for one panel of B.
+///
+/// `rows` x `width` vectors of C stay in registers over the whole reduction; a word of A is broadcast, a row of B is
+/// loaded once. Every element of C is one chain of fused multiply-adds in ascending k, so its bits do not depend on how
+/// m and n are blocked.
+#pragma once
+
+#include "isa.hpp"
+
+namespace fag::cpu::FAG_LEVEL {
+
+/// float32 operands. The bfloat16 level has a twin that multiplies pairs (bf16x2-inl.hpp).
+struct DotF32 {
+    using F = Vec::F;
+    static F load_b(const Word* b) { return Vec::load(reinterpret_cast<const float*>(b)); }
+    static F broadcast_a(const Word* a) { return Vec::set(*reinterpret_cast<const float*>(a)); }
+    static F dot(F sum, F a, F b) { return Vec::fma(a, b, sum); }
+};
+
+template <class Dot, int rows, int width>
+static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
+    using F = Vec::F;
+    constexpr int lanes = Vec::lanes;
+    F sum[rows][width];
+    if (args.merge == Merge::continue_) {
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+            for (int j = 0; j < width; ++j) sum[i][j] = Vec::load(c + i * args.ldc + j * lanes);
+        }
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+            for (int j = 0; j < width; ++j) sum[i][j] = Vec::zero();
+        }
+    }
+    const Word* b = args.b;
+    for (int k = 0; k < args.k; ++k) {
+        decltype(Dot::load_b(b)) b_row[width];
+#pragma GCC unroll 4
+        for (int j = 0; j < width; ++j) b_row[j] = Dot::load_b(b + j * lanes);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; ++i) {
+            const auto a_word = Dot::broadcast_a(a + i * args.lda + k);
+#pragma GCC unroll 4
+            for (int j = 0; j < width; ++j) sum[i][j] = Dot::dot(sum[i][j], a_word, b_row[j]);
+        }
+        b += width * lanes;
+    }
+    if (args.merge == Merge::add) {
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+            for (int j = 0; j < width; ++j) sum[i][j] = Vec::load(c + i * args.ldc + j * lanes) + sum[i][j];
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < width; ++j) Vec::store(c + i * args.ldc + j * lanes, sum[i][j]);
+    }
+}
+
+/// All rows of C in blocks of max_rows; what is left over is spread so that no block is much smaller than the others.
+template <class Dot, int width, int max_rows>
+static inline void gemm_rows(const Gemm& args) {
+    const Word* a = args.a;
+    float* c = args.c;
+    int left = args.m;
+    while (left > 0) {
+        int rows = left < max_rows ? left : max_rows;
+        if (left > max_rows && left < 2 * max_rows) rows = (left + 1) / 2;
+        if constexpr (max_rows >= 6) {
+            if (rows == 6) gemm_block<Dot, 6, width>(args, a, c);
+            if (rows == 5) gemm_block<Dot, 5, width>(args, a, c);
+        }
+        if constexpr (max_rows >= 4) {
+            if (rows == 4) gemm_block<Dot, 4, width>(args, a, c);
+            if (rows == 3) gemm_block<Dot, 3, width>(args, a, c);
+        }
+        if (rows == 2) gemm_block<Dot, 2, width>(args, a, c);
+        if (rows == 1) gemm_block<Dot, 1, width>(args, a, c);
+        a += rows * args.lda;
+        c += rows * args.ldc;
+        left -= rows;
+    }
+}
+
+/// max_width: vectors in a full panel; only levels with 16 lanes have narrower panels.
+template <class Dot, int max_width, int max_rows>
+static void gemm(const Gemm& args) {
+    if constexpr (Vec::lanes == kAlign) {
+        switch (args.n / Vec::lanes) {
+            case 1: return gemm_rows<Dot, 1, max_rows>(args);
+            case 2: return gemm_rows<Dot, 2, max_rows>(args);
+            case 3: return gemm_rows<Dot, 3, max_rows>(args);
+            default: return gemm_rows<Dot, max_width, max_rows>(args);
+        }
+    } else {
+        gemm_rows<Dot, max_width, max_rows>(args);
+    }
+}
+
+}  // namespace fag::cpu::FAG_LEVEL

@@ -1,0 +1,35 @@
+/// Fills the table of one level from the templates; the vector primitives `Vec` were included before.
+#pragma once
+
+#include "convert-inl.hpp"
+#include "gemm-inl.hpp"
+#include "softmax-inl.hpp"
+
+namespace fag::cpu::FAG_LEVEL {
+
+/// width: vectors in a B panel, rows: rows of C held in registers with it.
+template <int width, int rows>
+constexpr Products products_f32() {
+    return {
+        .packing = 1,
+        .panel = width * Vec::lanes,
+        .gemm = gemm<DotF32, width, rows>,
+        .softmax_grad = softmax_grad_f32,
+        .softmax_step = softmax_step<StoreF32>,
+        .pack_columns = {pack_f32<DType::f16>, pack_f32<DType::bf16>, pack_f32<DType::f32>},
+        .pack_rows = {pack_f32<DType::f16>, pack_f32<DType::bf16>, pack_f32<DType::f32>},
+    };
+}
+
+constexpr Isa make_isa(const char* name, const Products& f32, const Products& bf16x2) {
+    return {
+        .name = name,
+        .f32 = f32,
+        .bf16x2 = bf16x2,
+        .transpose = transpose,
+        .dot_rows = {dot_rows<DType::f16>, dot_rows<DType::bf16>, dot_rows<DType::f32>},
+        .store_rows = {store_rows<DType::f16>, store_rows<DType::bf16>, store_rows<DType::f32>},
+    };
+}
+
+}  // namespace fag::cpu::FAG_LEVEL

@@ -1,0 +1,3 @@
+"""The version of fag-torch; the build reads it from here."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,244 @@
+"""From the arguments of a call to a validated problem and its metadata, both cached.
+
+Every call of an operator passes here before anything is allocated. What a call needs is found again by
+shapes, dtypes, scalars and the bytes of the length tensors, so a repeated call costs a dictionary lookup. The
+rules and their messages are those of `fag_metadata`; nothing is computed here but shapes.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import torch
+
+from fag_metadata import AttentionProblem, Layout, TensorSpec, check_metadata, metadata_for
+from fag_metadata.arguments import check_softmax_scale
+from fag_metadata.errors import type_error
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+#: (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+LengthTensors: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]"
+
+LENGTH_NAMES: Final = ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
+
+#: Layout -> axes of a tensor that hold (batch, sequence, head). TND has no batch axis; the kernel ignores
+#: that stride.
+AXES: Final = {Layout.BSND: (0, 1, 2), Layout.BNSD: (0, 2, 1), Layout.TND: (0, 0, 1)}
+
+#: A training loop on ragged batches has a new problem at every step; old ones make way.
+_CACHE_ENTRIES: Final = 512
+_CACHE_LENGTH_BYTES: Final = 16 << 20
+
+_cache: dict[Hashable, Prepared] = {}
+_cache_lock = Lock()
+_cached_length_bytes = 0
+
+
+class Prepared:
+    """A validated call: what to compute, where the axes are, what shape the results have.
+
+    Attributes:
+        problem: The validated problem.
+        dtype: Name of the dtype of q, as fag_kernel.abi wants it.
+        axes: Axes (b, s, n) of q, k and v; see AXES.
+        axes_out: Axes (b, s, n) of the output and of its gradient.
+        out_shape: Shape of the output.
+        lse_shape: (b, n1, s1), or (n1, t1) for TND.
+        default_scale: 1/sqrt(D).
+    """
+
+    __slots__ = (
+        "_metadata",
+        "axes",
+        "axes_out",
+        "default_scale",
+        "dtype",
+        "lse_shape",
+        "out_shape",
+        "problem",
+    )
+
+    def __init__(self, problem: AttentionProblem, dtype: str, layout_out: str) -> None:
+        out_layout = Layout(layout_out)
+        self.problem = problem
+        self.dtype = dtype
+        self.axes = AXES[problem.layout]
+        self.axes_out = AXES[out_layout]
+        self.out_shape, self.lse_shape = output_shapes(problem, out_layout)
+        self.default_scale = float(problem.d) ** -0.5
+        self._metadata: dict[bool, NDArray[np.int32]] = {}
+
+    def metadata(self, op: str, given: Tensor | None, *, is_grad: bool) -> NDArray[np.int32]:
+        """The caller's metadata, checked against this call, or our own for the CPU.
+
+        Args:
+            op: Operator the user called, for the messages.
+            given: int32, 1-D, on the host; or None.
+            is_grad: Whether the backward split must be there.
+
+        Returns:
+            The metadata as an array; read only by intent.
+
+        Raises:
+            ValueError: It was made for another problem, or is corrupt.
+            TypeError: It is not int32.
+        """
+        if given is not None:
+            array = np.ascontiguousarray(host_array(op, "metadata", given))
+            check_metadata(op, array, self.problem, is_grad)
+            return array
+        found = self._metadata.get(is_grad)
+        if found is None:
+            found = self._metadata[is_grad] = metadata_for(self.problem, "cpu", is_grad_enabled=is_grad)
+        return found
+
+    def scale(self, op: str, value: float | None) -> float:
+        """softmax_scale as a number: None and 0.0 mean 1/sqrt(D); NaN and infinities are refused."""
+        if value is None:
+            return self.default_scale
+        scale: float = check_softmax_scale(op, value)
+        return scale or self.default_scale
+
+
+def output_shapes(problem: AttentionProblem, layout_out: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the output in `layout_out` and of the lse."""
+    p = problem
+    if layout_out is Layout.TND:
+        return (p.t1, p.n1, p.dv), (p.n1, p.t1)
+    out = (p.b, p.s1, p.n1, p.dv) if layout_out is Layout.BSND else (p.b, p.n1, p.s1, p.dv)
+    return out, (p.b, p.n1, p.s1)
+
+
+def prepare(
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_inputs: tuple[Tensor, Tensor, Tensor] | None,
+    sinks: Tensor | None,
+    attn_mask: Tensor | None,
+    lengths: LengthTensors,
+    mask_mode: int,
+    win_left: int,
+    win_right: int,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    layout_q: str,
+    layout_kv: str,
+    layout_out: str,
+) -> Prepared:
+    """Validates a call whose tensors are all on the host, or finds it in the cache.
+
+    Args:
+        op: Operator the user called, for the messages.
+        q: Query.
+        k: Key.
+        v: Value.
+        grad_inputs: (dout, attn_out, softmax_lse) for a gradient.
+        sinks: float32 (N1,), or None.
+        attn_mask: CANN's constant, or None; only its shape and dtype are looked at.
+        lengths: See LengthTensors.
+        mask_mode: As in the schema, like all that follow.
+        win_left: Keys visible to the left.
+        win_right: Keys visible to the right.
+        max_seqlen_q: Bound of the query lengths, or -1.
+        max_seqlen_kv: Bound of the key lengths, or -1.
+        layout_q: BSND, BNSD or TND.
+        layout_kv: Likewise.
+        layout_out: Likewise.
+
+    Returns:
+        The validated call.
+
+    Raises:
+        ValueError: A value breaks a rule.
+        TypeError: A dtype does.
+    """
+    cu_q, cu_kv, used_q, used_kv = lengths
+    key = (
+        op, q.shape, q.dtype, k.shape, k.dtype, v.shape, v.dtype,
+        None if grad_inputs is None else tuple((t.shape, t.dtype) for t in grad_inputs),
+        None if sinks is None else (sinks.shape, sinks.dtype),
+        None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
+        None if cu_q is None else _fingerprint(op, "cu_seqlens_q", cu_q),
+        None if cu_kv is None else _fingerprint(op, "cu_seqlens_kv", cu_kv),
+        None if used_q is None else _fingerprint(op, "seqused_q", used_q),
+        None if used_kv is None else _fingerprint(op, "seqused_kv", used_kv),
+        mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
+    )  # fmt: skip
+    found = _cache.get(key)
+    if found is not None:
+        return found
+    dout, attn_out, softmax_lse = grad_inputs or (None, None, None)
+    problem = AttentionProblem.from_tensors(
+        op,
+        q=spec_of(q),
+        k=spec_of(k),
+        v=spec_of(v),
+        dout=_optional_spec(dout),
+        attn_out=_optional_spec(attn_out),
+        softmax_lse=_optional_spec(softmax_lse),
+        sinks=_optional_spec(sinks),
+        attn_mask=_optional_spec(attn_mask),
+        cu_seqlens_q=None if cu_q is None else host_array(op, "cu_seqlens_q", cu_q),
+        cu_seqlens_kv=None if cu_kv is None else host_array(op, "cu_seqlens_kv", cu_kv),
+        seqused_q=None if used_q is None else host_array(op, "seqused_q", used_q),
+        seqused_kv=None if used_kv is None else host_array(op, "seqused_kv", used_kv),
+        mask_mode=mask_mode,
+        win_left=win_left,
+        win_right=win_right,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_kv=max_seqlen_kv,
+        layout_q=layout_q,
+        layout_kv=layout_kv,
+        layout_out=layout_out,
+    )
+    prepared = Prepared(problem, dtype_name(q.dtype), layout_out)
+    _remember(key, prepared, sum(t.nbytes for t in lengths if t is not None))
+    return prepared
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as fag_metadata and fag_kernel spell it: "float16", "bfloat16", "int32", ..."""
+    return str(dtype).removeprefix("torch.")
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """Shape and dtype of a tensor, as the rules of fag_metadata read them."""
+    return TensorSpec(tuple(tensor.shape), dtype_name(tensor.dtype))
+
+
+def host_array(op: str, name: str, tensor: Tensor) -> NDArray[Any]:
+    """The values of an index tensor on the host as an array that shares its memory.
+
+    Raises:
+        TypeError: It is not int32. Asked here since NumPy has no name for some dtypes of torch.
+    """
+    if tensor.dtype is not torch.int32:
+        raise type_error(op, name, "must be int32", dtype_name(tensor.dtype))
+    return tensor.numpy()
+
+
+def _optional_spec(tensor: Tensor | None) -> TensorSpec | None:
+    return None if tensor is None else spec_of(tensor)
+
+
+def _fingerprint(op: str, name: str, tensor: Tensor) -> tuple[torch.Size, bytes]:
+    return tensor.shape, host_array(op, name, tensor).tobytes()
+
+
+def _remember(key: Hashable, prepared: Prepared, length_bytes: int) -> None:
+    global _cached_length_bytes
+    with _cache_lock:
+        if len(_cache) >= _CACHE_ENTRIES or _cached_length_bytes + length_bytes > _CACHE_LENGTH_BYTES:
+            _cache.clear()  # the calls of one training step are few: they are all back after one step
+            _cached_length_bytes = 0
+        _cached_length_bytes += length_bytes
+        _cache[key] = prepared
