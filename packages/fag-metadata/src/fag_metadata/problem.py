@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from . import arguments as rules
 from .errors import problem_error
+from .identity import ProblemIdentity, problem_identity
 from .terms import INT32_MAX, Layout, Lengths, MaskMode, TensorSpec
 
 Int64Array = NDArray[np.int64]
@@ -158,6 +159,11 @@ class AttentionProblem:
         if not self.has_lengths_q and not self.has_lengths_kv:
             return self.s1 == 0 or self.s2 == 0
         return bool((self.lengths_q == 0).any() or (self.lengths_kv == 0).any())
+
+    @cached_property
+    def identity(self) -> ProblemIdentity:
+        """The part of the metadata head that belongs to this problem."""
+        return problem_identity(self)
 
     @property
     def given_s1(self) -> int:

@@ -1,0 +1,106 @@
+"""Cuts a row of items into contiguous parts so that the heaviest part is as light as possible.
+
+Exact, on running sums; knows nothing of tiles. Items weigh at least 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+
+
+def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
+    """Cuts where the running sum is nearest to equal shares.
+
+    Args:
+        sums: Weight before each item and the total, (n + 1,), ascending.
+        parts: Number of parts, at least 1.
+
+    Returns:
+        Item numbers, (parts + 1,), from 0 to n, not descending. No part is heavier than a share plus one item.
+
+    Example:
+        >>> even_cuts(np.array([0, 4, 8, 12, 13, 14]), 2)
+        array([0, 2, 5])
+    """
+    total = int(sums[-1])
+    wanted = np.arange(parts + 1, dtype=np.int64) * total / parts
+    above = np.searchsorted(sums, wanted)
+    above[-1] = len(sums) - 1
+    below = np.maximum(above - 1, 0)
+    cuts = np.where(wanted - sums[below] < sums[above] - wanted, below, above)
+    cuts[0], cuts[-1] = 0, len(sums) - 1
+    return cuts
+
+
+def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
+    """Cuts so that the heaviest part is the lightest possible, and the others as even as that allows.
+
+    Args:
+        sums: Weight before each item and the total, (n + 1,), strictly ascending.
+        parts: Number of parts, at least 1.
+
+    Returns:
+        Item numbers, (parts + 1,), from 0 to n, not descending.
+
+    Example:
+        >>> min_max_cuts(np.array([0, 1, 10, 11, 20, 21]), 2)
+        array([0, 3, 5])
+    """
+    cuts = even_cuts(sums, parts)
+    upper = int((sums[cuts[1:]] - sums[cuts[:-1]]).max())
+    lower = max(-(-int(sums[-1]) // parts), int((sums[1:] - sums[:-1]).max(initial=0)))
+    if lower >= upper:
+        return cuts
+    rows: Sequence[int] = sums.tolist()
+    probe = lower
+    while lower < upper:
+        feasible, limit = _probe(rows, parts, probe)
+        if feasible:
+            upper = limit
+        else:
+            lower = limit
+        probe = (lower + upper) // 2
+    return _spread(rows, parts, upper)
+
+
+def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
+    """Fills parts up to a limit.
+
+    Returns:
+        (True, heaviest part) if that suffices, else (False, next larger limit that changes anything).
+    """
+    last = len(sums) - 1
+    start, heaviest, next_limit = 0, 0, sums[-1]
+    for _ in range(parts):
+        stop = bisect_right(sums, sums[start] + limit, start) - 1
+        if stop >= last:
+            return True, max(heaviest, sums[last] - sums[start])
+        heaviest = max(heaviest, sums[stop] - sums[start])
+        next_limit = min(next_limit, sums[stop + 1] - sums[start])
+        start = stop
+    return False, next_limit
+
+
+def _spread(sums: Sequence[int], parts: int, limit: int) -> Int64Array:
+    """Cuts nearest to equal shares of what remains, among all cuts whose parts stay within a feasible limit."""
+    last = len(sums) - 1
+    earliest = [last] * (parts + 1)  # a part may not start before this, or the parts behind cannot take the rest
+    for part in range(parts - 1, -1, -1):
+        earliest[part] = bisect_left(sums, sums[earliest[part + 1]] - limit)
+    cuts = [0]
+    for part in range(1, parts):
+        start = cuts[-1]
+        wanted = sums[start] + (sums[last] - sums[start]) / (parts - part + 1)
+        stop = bisect_left(sums, wanted, start)
+        if stop > start and wanted - sums[stop - 1] < sums[stop] - wanted:
+            stop -= 1
+        furthest = bisect_right(sums, sums[start] + limit, start) - 1
+        cuts.append(min(max(stop, earliest[part]), furthest))
+    cuts.append(last)
+    return np.array(cuts, np.int64)

@@ -1,0 +1,226 @@
+"""The route table: which kernel template a problem is split for, decided once.
+
+Rows are asked from top to bottom; the first that can and is wanted wins, and the last always can and is wanted. "Can"
+is what a kernel is able to do; "want" is a measured preference and may be retuned alone. The conditions are those of
+CANN's host tiling with its splitter's own folded in (no sequence of length 0, no seqused for multi-block), so that the
+two sides of CANN can no longer disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from .layout import Route, Split
+from .problem import AttentionProblem
+from .targets import Target
+from .terms import Layout
+
+SINGLE_TILE_MAX = 128
+MULTI_BLOCK_MAX = 640
+BN2_MAX_HEAD_DIM = 128
+BALANCED_MAX_OVER_MEAN = 1.05
+
+
+class Condition(NamedTuple):
+    """One thing that must hold for a row: its text, the test, and the values to show when it fails."""
+
+    text: str
+    test: Callable[[AttentionProblem, Target, Split], bool]
+    values: Callable[[AttentionProblem, Target, Split], str]
+
+
+class RouteRow(NamedTuple):
+    """One row of the route table.
+
+    Attributes:
+        name: As in CANN's host tiling.
+        route: What stands in the metadata, or None for a template that no kernel provides.
+        can: Conditions without which the template is wrong.
+        want: Conditions without which another template is faster.
+        evidence: Where the preference comes from.
+    """
+
+    name: str
+    route: Route | None
+    can: tuple[Condition, ...]
+    want: tuple[Condition, ...]
+    evidence: str
+
+
+class RouteVerdict(NamedTuple):
+    """What became of one row: "chosen", "capability" (cannot) or "preference" (not wanted), and why."""
+
+    name: str
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RouteChoice:
+    """The chosen route; `trace` says why the rows above it were rejected.
+
+    Attributes:
+        route: The route.
+        problem: What was asked about.
+        target: Machine.
+        split: Split.
+    """
+
+    route: Route
+    problem: AttentionProblem
+    target: Target
+    split: Split
+
+    @cached_property
+    def trace(self) -> tuple[RouteVerdict, ...]:
+        """One verdict per row down to the chosen one, with the values that decided."""
+        verdicts = []
+        for row in ROUTES:
+            verdict = _judge(row, self.problem, self.target, self.split)
+            verdicts.append(verdict)
+            if verdict.verdict == "chosen":
+                break
+        return tuple(verdicts)
+
+
+def whole_heads_ratio(problem: AttentionProblem, target: Target) -> float:
+    """Returns max/mean of the heads per core when whole heads are dealt to the cores as evenly as possible.
+
+    Example:
+        >>> from fag_metadata import TARGETS
+        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, batch_size=4, max_seqlen_q=512, max_seqlen_kv=512)
+        >>> round(whole_heads_ratio(problem, TARGETS["Ascend950PR_9599"]), 2)
+        1.22
+    """
+    heads = problem.b * problem.n1
+    return -(-heads // target.cube_cores) * target.cube_cores / heads if heads else 1.0
+
+
+def _heads_values(problem: AttentionProblem, target: Target, split: Split) -> str:
+    return f"B*N1={problem.b * problem.n1}, S1={problem.s1}, S2={problem.s2}"
+
+
+def _enough_heads(problem: AttentionProblem, target: Target, split: Split) -> bool:
+    heads = problem.b * problem.n1
+    return heads >= 256 or (heads >= 128 and problem.s1 % 128 == 0 and problem.s2 % 128 == 0)
+
+
+def _lengths_values(problem: AttentionProblem, target: Target, split: Split) -> str:
+    return f"S1={problem.s1}, S2={problem.s2}"
+
+
+_NOT_TND = Condition(
+    "layout is not TND",
+    lambda p, t, s: p.layout is not Layout.TND,
+    lambda p, t, s: f"layout={p.layout}",
+)
+_NO_GQA = Condition("N1 = N2", lambda p, t, s: p.n1 == p.n2, lambda p, t, s: f"N1={p.n1}, N2={p.n2}")
+_SMALL_D = Condition(
+    f"D <= {BN2_MAX_HEAD_DIM}", lambda p, t, s: p.d <= BN2_MAX_HEAD_DIM, lambda p, t, s: f"D={p.d}"
+)
+_NO_EMPTY = Condition(
+    "no sequence has length 0",
+    lambda p, t, s: not p.has_empty_sequence,
+    lambda p, t, s: "a sequence of length 0",
+)
+
+ROUTES: tuple[RouteRow, ...] = (
+    RouteRow(
+        "BN2_single",
+        Route.BN2_SINGLE,
+        can=(
+            _NOT_TND,
+            _NO_GQA,
+            _SMALL_D,
+            Condition(
+                f"S1 and S2 <= {SINGLE_TILE_MAX}",
+                lambda p, t, s: p.s1 <= SINGLE_TILE_MAX and p.s2 <= SINGLE_TILE_MAX,
+                _lengths_values,
+            ),
+            _NO_EMPTY,
+        ),
+        want=(),
+        evidence="A head is one tile: no accumulator in memory is needed, so it always wins.",
+    ),
+    RouteRow(
+        "BN2_multiblk",
+        Route.BN2_MULTIBLK,
+        can=(
+            _NOT_TND,
+            _NO_GQA,
+            _SMALL_D,
+            Condition("D = Dv", lambda p, t, s: p.d == p.dv, lambda p, t, s: f"D={p.d}, Dv={p.dv}"),
+            Condition(
+                f"S1 and S2 <= {MULTI_BLOCK_MAX}, one of them > {SINGLE_TILE_MAX}",
+                lambda p, t, s: SINGLE_TILE_MAX < max(p.s1, p.s2) <= MULTI_BLOCK_MAX,
+                _lengths_values,
+            ),
+            Condition(
+                "no seqused",
+                lambda p, t, s: p.seqused_q is None and p.seqused_kv is None,
+                lambda p, t, s: "seqused given",
+            ),
+            _NO_EMPTY,
+        ),
+        want=(
+            Condition(
+                "B*N1 >= 256, or >= 128 with S1 and S2 multiples of 128", _enough_heads, _heads_values
+            ),
+            Condition(
+                f"whole heads load the cores evenly (max/mean <= {BALANCED_MAX_OVER_MEAN}) in a balanced split",
+                lambda p, t, s: s is Split.CANN or whole_heads_ratio(p, t) <= BALANCED_MAX_OVER_MEAN,
+                lambda p, t, s: f"max/mean={whole_heads_ratio(p, t):.2f}",
+            ),
+        ),
+        evidence="Thresholds of CANN's host tiling (36 cores); the balance condition is issue 3's bound.",
+    ),
+    RouteRow(
+        "BN2S2",
+        None,
+        can=(Condition("a kernel provides it", lambda p, t, s: False, lambda p, t, s: "reserved"),),
+        want=(),
+        evidence="Reserved in CANN's tiling key; no kernel exists.",
+    ),
+    RouteRow("BN2GS1S2", Route.BN2GS1S2, can=(), want=(), evidence="Takes every valid problem."),
+)
+
+
+def _judge(row: RouteRow, problem: AttentionProblem, target: Target, split: Split) -> RouteVerdict:
+    for verdict, conditions in (("capability", row.can), ("preference", row.want)):
+        for condition in conditions:
+            if not condition.test(problem, target, split):
+                reason = f"needs {condition.text}, got {condition.values(problem, target, split)}"
+                return RouteVerdict(row.name, verdict, reason)
+    return RouteVerdict(row.name, "chosen", row.evidence)
+
+
+def select_route(problem: AttentionProblem, target: Target, split: Split | None = None) -> RouteChoice:
+    """Decides the kernel template for the gradient of a problem.
+
+    Args:
+        problem: What is computed.
+        target: Machine.
+        split: Split that the ranges will come from; None = the target's default. A balanced split does not want whole
+            heads where they load the cores unevenly.
+
+    Returns:
+        The route, with a trace of the rejected rows.
+
+    Example:
+        >>> from fag_metadata import TARGETS
+        >>> problem = AttentionProblem.from_metadata_args(8, 2, 128, batch_size=2, max_seqlen_q=100, max_seqlen_kv=100)
+        >>> choice = select_route(problem, TARGETS["Ascend950PR_9589"])
+        >>> choice.route.name, choice.trace[0]
+        ('BN2GS1S2', RouteVerdict(name='BN2_single', verdict='capability', reason='needs N1 = N2, got N1=8, N2=2'))
+    """
+    if split is None:
+        split = Split[target.default_split.upper()]
+    for row in ROUTES:
+        if row.route is not None and all(
+            condition.test(problem, target, split) for condition in (*row.can, *row.want)
+        ):
+            return RouteChoice(row.route, problem, target, split)
+    raise AssertionError("the last row of ROUTES takes everything")
