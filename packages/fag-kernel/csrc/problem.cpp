@@ -19,6 +19,8 @@ namespace {
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 55;
 /// Bound of a single length, window or head count, so that sums and differences of them cannot overflow.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 40;
+/// Tokens of a tensor: 2^16 batch entries of 2^31 tokens reach that far with stride 0.
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 48;
 
 void check_extent(const char* name, std::int64_t value, std::int64_t low) {
     if (value < low) fail(name, "be at least " + std::to_string(low), value);
@@ -41,7 +43,9 @@ void check_side(const Problem& p, const char* side, std::int64_t s, std::int64_t
     for (std::int64_t i = 0; i < p.b; ++i) {
         const auto at = static_cast<std::size_t>(i);
         const std::int64_t end = i + 1 < p.b ? starts[at + 1] : t;
-        if (starts[at] < 0 || starts[at] > end) fail("starts" + suffix, "be non-decreasing from 0 to t", starts[at]);
+        if (starts[at] < 0 || starts[at] > end || end > t) {
+            fail("starts" + suffix, "be non-decreasing from 0 to t", starts[at]);
+        }
         if (lengths[at] < 0 || lengths[at] > end - starts[at]) {
             fail("lengths" + suffix, "be between 0 and the slot's length", lengths[at]);
         }
@@ -73,8 +77,8 @@ void Problem::check() const {
     check_extent("dv", dv, 1);
     check_extent("s1", s1, 0);
     check_extent("s2", s2, 0);
-    check_extent("t1", t1, 0);
-    check_extent("t2", t2, 0);
+    if (t1 < 0 || t1 > kMaxTokens) fail("t1", "be between 0 and 2^48", t1);
+    if (t2 < 0 || t2 > kMaxTokens) fail("t2", "be between 0 and 2^48", t2);
     check_extent("win_left", win_left, kUnbounded);
     check_extent("win_right", win_right, kUnbounded);
     if (n1 % n2 != 0) fail("n1", "be a multiple of n2=" + std::to_string(n2), n1);

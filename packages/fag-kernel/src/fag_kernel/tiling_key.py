@@ -54,12 +54,12 @@ class TilingKey:
         """
         return _native.encode_key(
             {
-                "template_id": TEMPLATES.index(self.template),
+                "template_id": _code("template", TEMPLATES, self.template),
                 "is_tnd": int(self.is_tnd),
-                "mask": MASKS.index(self.mask_mode),
+                "mask": _code("mask_mode", MASKS, self.mask_mode),
                 "is_swizzle": int(self.is_swizzle),
-                "d_align": D_ALIGNS.index(self.d_align),
-                "dv_align": DV_ALIGNS.index(self.dv_align),
+                "d_align": _code("d_align", D_ALIGNS, self.d_align),
+                "dv_align": _code("dv_align", DV_ALIGNS, self.dv_align),
                 "is_multiblk": int(self.is_multiblk),
                 "needs_zero": int(self.needs_zero),
             }
@@ -108,6 +108,13 @@ class TilingKey:
         parts += [f"d{self.d_align}", f"dv{self.dv_align}"]
         parts += ["multiblk"] * self.is_multiblk + ["zero"] * self.needs_zero
         return "-".join(parts)
+
+
+def _code(name: str, values: tuple[object, ...], value: object) -> int:
+    if value not in values:
+        choices = ", ".join(str(choice) for choice in values)
+        raise ValueError(f"TilingKey: {name} must be one of {choices}, got {value}.")
+    return values.index(value)
 
 
 def valid_keys() -> tuple[int, ...]:

@@ -1,0 +1,324 @@
+"""The forward's base blocks: their size, the valid blocks of every row, and how many a head has.
+
+A forward work item is a block of some rows times some keys, where the rows of a kv head are the queries of
+its G query heads merged into one list. Here lives what both forward splits, the balance figures and the check
+need to know about these blocks (steps F1 to F3 of the format page); nothing here assigns work.
+
+Batches are "entries". Where all batches have the same lengths there is one entry with b * n2 heads, so that a
+dense problem costs the same for every batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .ranges import band
+from .terms import INT32_MAX, MaskMode
+
+if TYPE_CHECKING:
+    from .problem import AttentionProblem
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+_OPEN_WINDOW = 2**32 - 1  # CANN keeps windows unsigned: its -1 is this number
+_ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
+_ZERO = np.zeros(1, np.int64)
+
+
+class BlockSize(NamedTuple):
+    """Rows (merged over the query heads of a kv head) and keys of a base block."""
+
+    rows: int
+    keys: int
+
+
+class RowBlocks(NamedTuple):
+    """Row blocks of the heads of some entries, one entry after the other.
+
+    Attributes:
+        first: First valid key block of every row block (0 where it has none), int64.
+        before: Valid blocks in front of every row block, int64, one number more than row blocks.
+        begin: Index of the first row block of every entry.
+    """
+
+    first: Int64Array
+    before: Int64Array
+    begin: Int64Array
+
+
+class Positions(NamedTuple):
+    """Places in the order of all valid blocks, int64 arrays of one shape.
+
+    Attributes:
+        head: Head number b * n2 + n2_idx.
+        row: Row block.
+        key: Key block.
+        is_inside_row: Whether a part of the row block lies in front of the place.
+        is_head_begin: Whether no block of the head lies in front of the place.
+    """
+
+    head: Int64Array
+    row: Int64Array
+    key: Int64Array
+    is_inside_row: npt.NDArray[np.bool_]
+    is_head_begin: npt.NDArray[np.bool_]
+
+
+class ForwardBlocks:
+    """Valid base blocks of a problem, entry by entry.
+
+    Attributes:
+        size: Rows and keys of a block.
+        g: Query heads per kv head.
+        num_entries: 1 where all batches have the same lengths, else the number of batches.
+        heads_per_entry: n2, or b * n2 where there is one entry.
+        num_heads: b * n2.
+        lengths_q: Query lengths of the entries, int64.
+        lengths_kv: Key lengths of the entries, int64.
+        head_blocks: Valid blocks of a head of every entry, int64.
+        blocks_before: Valid blocks in front of every entry, int64, one number more than entries.
+    """
+
+    def __init__(self, problem: AttentionProblem, size: BlockSize) -> None:
+        lengths_q, lengths_kv, b = problem.lengths_q, problem.lengths_kv, problem.b
+        has_lists = problem.has_lengths_q or problem.has_lengths_kv
+        if b > 1 and (not has_lists or (_all_equal(lengths_q) and _all_equal(lengths_kv))):
+            lengths_q, lengths_kv = lengths_q[:1], lengths_kv[:1]
+        self.size = size
+        self.g = problem.g
+        self.num_entries = len(lengths_q)
+        self.num_heads = b * problem.n2
+        self.heads_per_entry = self.num_heads if self.num_entries == 1 else problem.n2
+        self.lengths_q = lengths_q
+        self.lengths_kv = lengths_kv
+        self.mask_mode = int(problem.mask_mode)
+        # With one query head the two orders of rows are the same.
+        self.is_bnsd = problem.layout.value == "BNSD" and self.g > 1
+        self._windows = (problem.win_left, problem.win_right)
+        self._all_rows: RowBlocks | None = None
+        self._rows_before: dict[int, Sequence[int]] = {}
+        self.head_blocks = self._count_head_blocks()
+        self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
+        np.cumsum(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
+
+    @property
+    def num_blocks(self) -> int:
+        """Valid blocks of all heads."""
+        return int(self.blocks_before[-1])
+
+    @cached_property
+    def _band(self) -> tuple[Int64Array, Int64Array]:
+        return band(self.mask_mode, *self._windows, self.lengths_q, self.lengths_kv)
+
+    @property
+    def first_diagonal(self) -> Int64Array:
+        """Lowest visible diagonal of the entries, see ranges.band."""
+        return self._band[0]
+
+    @property
+    def last_diagonal(self) -> Int64Array:
+        """Highest visible diagonal of the entries, see ranges.band."""
+        return self._band[1]
+
+    @property
+    def longest_and_total(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Longest length and sum of the lengths of all entries, for queries and for keys."""
+        if self.num_entries == 1:
+            s1, s2 = int(self.lengths_q[0]), int(self.lengths_kv[0])
+            return (s1, s1), (s2, s2)
+        q, kv = self.lengths_q, self.lengths_kv
+        return (int(q.max()), int(q.sum())), (int(kv.max()), int(kv.sum()))
+
+    def before_head(self, heads: Int64Array) -> Int64Array:
+        """Valid blocks in front of heads, 0 <= head <= num_heads."""
+        if self.num_entries == 1:
+            uniform: Int64Array = heads * self.head_blocks[0]
+            return uniform
+        entries = heads // self.heads_per_entry
+        inside = heads - entries * self.heads_per_entry
+        each = self.head_blocks[np.minimum(entries, self.num_entries - 1)] if self.num_entries else 0
+        result: Int64Array = self.blocks_before[entries] + inside * each
+        return result
+
+    def heads_at(self, blocks: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(entry, head, block number inside the head) of block numbers, 0 <= block < num_blocks."""
+        if self.num_entries == 1:
+            heads = blocks // self.head_blocks[0]
+            return np.zeros_like(heads), heads, blocks - heads * self.head_blocks[0]
+        entries = np.searchsorted(self.blocks_before, blocks, "right") - 1
+        inside = blocks - self.blocks_before[entries]
+        each = self.head_blocks[entries]
+        heads = inside // each
+        return entries, entries * self.heads_per_entry + heads, inside - heads * each
+
+    def positions(self, blocks: Int64Array) -> Positions:
+        """Places of block numbers, 0 <= block < num_blocks: each is where that block stands."""
+        entries, heads, inside = self.heads_at(blocks)
+        if self.num_entries == 1:
+            rows = self.all_rows()
+            row = flat = rows.before.searchsorted(inside, "right") - 1
+            offset = inside - rows.before[flat]
+        else:
+            needed, which = np.unique(entries, return_inverse=True)
+            rows = self.rows_of(needed)
+            begin = rows.begin[which.reshape(-1)]
+            base = rows.before[begin]
+            flat = rows.before.searchsorted(inside + base, "right") - 1
+            offset = inside + base - rows.before[flat]
+            row = flat - begin
+        return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside == 0)
+
+    def all_rows(self) -> RowBlocks:
+        """The row blocks of the heads of all entries (kept)."""
+        if self._all_rows is None:
+            self._all_rows = self.rows_of(np.arange(self.num_entries))
+        return self._all_rows
+
+    def rows_before(self, entry: int) -> Sequence[int]:
+        """RowBlocks.before of one entry for scalar searches (kept)."""
+        found = self._rows_before.get(entry)
+        if found is None:
+            is_all = self.num_entries == 1
+            before = (self.all_rows() if is_all else self.rows_of(np.array([entry]))).before
+            # A list is faster to search, but a long one is slow to make.
+            found = before.tolist() if len(before) < 4096 else cast("Sequence[int]", before)
+            self._rows_before[entry] = found
+        return found
+
+    def rows_of(self, entries: Int64Array) -> RowBlocks:
+        """The row blocks of a head of every one of these entries."""
+        num_rows = -(-self.lengths_q[entries] * self.g // self.size.rows)
+        if len(entries) == 1:
+            begin = _ZERO
+            rows, which = np.arange(int(num_rows[0])), entries
+        else:
+            begin = np.cumsum(num_rows) - num_rows
+            rows = np.arange(int(num_rows.sum())) - np.repeat(begin, num_rows)
+            which = np.repeat(entries, num_rows)
+        first, stop = self._row_ranges(rows, which)
+        before = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(stop - first, out=before[1:])
+        return RowBlocks(first, before, begin)
+
+    def _row_ranges(self, rows: Int64Array, entries: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Valid key blocks [first, stop) of row blocks (step F3); `entries` is theirs, or one for all."""
+        s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
+        if self.mask_mode == MaskMode.NO_MASK:
+            return np.zeros_like(rows), np.broadcast_to(-(-s2 // self.size.keys), rows.shape)
+        low = rows * self.size.rows
+        high = np.minimum(low + self.size.rows, s1 * self.g) - 1
+        if self.is_bnsd:
+            head, head_end = low // s1, high // s1
+            inside = head == head_end
+            low = np.where(inside, low - head * s1, 0)
+            high = np.where(inside, high - head * s1, s1)  # one too many, as in CANN; clipped below
+        elif self.g > 1:
+            low, high = low // self.g, high // self.g
+        low = low + self.first_diagonal[entries]
+        high = high + self.last_diagonal[entries]
+        is_visible = (low < s2) & (high >= 0)
+        first = np.maximum(low, 0) // self.size.keys * is_visible
+        stop = (np.minimum(high, s2 - 1) // self.size.keys + 1) * is_visible
+        return first, stop
+
+    def _count_head_blocks(self) -> Int64Array:
+        rows, keys = self.size
+        if self.mask_mode == MaskMode.NO_MASK or not self.num_entries:
+            return -(-self.lengths_q * self.g // rows) * -(-self.lengths_kv // keys)
+        if self.num_entries == 1:
+            return self.all_rows().before[-1:]
+        if self.is_bnsd or self.g * keys % rows:
+            return self._count_by_rows()
+        return self._count_closed_form()
+
+    def _count_closed_form(self) -> Int64Array:
+        """Blocks of a head of every entry as sums of floor((row + offset) / period): no array over rows.
+
+        Row block r begins at query r * rows // g and ends at (r * rows + rows - 1) // g. Both key limits are
+        then floors of floors, which merge: floor((r + shift) / period) with period = g * keys / rows.
+        """
+        rows, keys = self.size
+        s1, s2, g = self.lengths_q, self.lengths_kv, self.g
+        period = g * keys // rows
+        ahead, back = self.last_diagonal * g, self.first_diagonal * g
+        num_rows = -(-s1 * g // rows)
+        begin = np.clip(-ahead // rows, 0, num_rows)  # rows in front see no key yet
+        end = np.clip(-((back - s2 * g) // rows), begin, num_rows)  # rows from here on see no key any more
+        full = np.clip(((s2 - 1) * g - ahead) // rows, begin, end)  # rows from here on reach the last key
+        moved = np.clip(-(back // rows), begin, end)  # rows from here on do not start at key 0
+        shift = (ahead + rows - 1) // rows
+        stop_sum = _floor_sum(full + shift, period) - _floor_sum(begin + shift, period)
+        shift = back // rows
+        first_sum = _floor_sum(end + shift, period) - _floor_sum(moved + shift, period)
+        count = end - begin + stop_sum + (end - full) * ((s2 - 1) // keys) - first_sum
+        return np.where((s1 > 0) & (s2 > 0), count, 0)
+
+    def _count_by_rows(self) -> Int64Array:
+        """The same by looking at every row block of every distinct pair of lengths, some at a time."""
+        pairs = self.lengths_q << 32 | self.lengths_kv
+        _, index, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+        ends = np.cumsum(-(-self.lengths_q[index] * self.g // self.size.rows))
+        counts = np.zeros(len(index), np.int64)
+        begin = 0
+        while begin < len(index):
+            done = int(ends[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(ends, done + _ROWS_AT_A_TIME, "right")))
+            rows = self.rows_of(index[begin:end])
+            counts[begin:end] = np.diff(rows.before[rows.begin], append=rows.before[-1])
+            begin = end
+        result: Int64Array = counts[inverse.reshape(-1)]
+        return result
+
+
+def _all_equal(values: Int64Array) -> bool:
+    return bool((values == values[0]).all())
+
+
+def _floor_sum(stop: Int64Array, period: int) -> Int64Array:
+    """Sum of t // period for t in range(stop), extended to negative `stop` so that differences stay right."""
+    quotient = stop // period
+    result: Int64Array = period * (quotient * (quotient - 1) // 2) + quotient * (stop - quotient * period)
+    return result
+
+
+def select_block_size(
+    *, g: int, dv: int, mask_mode: int, win_left: int, win_right: int, bound_q: int, bound_kv: int, ratio: int
+) -> BlockSize:
+    """Rows and keys of a base block as CANN chooses them (step F1).
+
+    Args:
+        g: Query heads per kv head.
+        dv: Head dim of v.
+        mask_mode: 0, 3 or 4.
+        win_left: Window, -1 = open.
+        win_right: Window, -1 = open.
+        bound_q: max_seqlen_q as handed to the op, -1 = not given. Real lengths do not count here.
+        bound_kv: max_seqlen_kv as handed to the op, -1 = not given.
+        ratio: Vector cores per cube core.
+
+    Example:
+        >>> select_block_size(
+        ...     g=1, dv=128, mask_mode=3, win_left=-1, win_right=-1, bound_q=4096, bound_kv=4096, ratio=2
+        ... )
+        BlockSize(rows=128, keys=128)
+    """
+    q = INT32_MAX if bound_q == -1 else bound_q
+    kv = INT32_MAX if bound_kv == -1 else bound_kv
+    rows, keys = 64, 128
+    if dv <= 128 and q <= 64 and kv > 128:
+        left = _OPEN_WINDOW if win_left == -1 else win_left
+        right = _OPEN_WINDOW if win_right == -1 else win_right
+        if mask_mode == MaskMode.NO_MASK:
+            left = min(left, 0)
+        elif mask_mode == MaskMode.SLIDING_WINDOW:
+            right = min(right, 0)
+        if left + right > 128:
+            rows, keys = 32, 256
+    if dv == 256 and g * q < 64:
+        rows, keys = 32, 256
+    return BlockSize(rows * ratio, keys)
