@@ -89,7 +89,7 @@ def write_rows(
     acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
     lse_rows = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
     if HAS_SINKS:
-        lse_rows = tl.where((tl.load(sinks + head) == float("inf")) & (offs_m < s1), float("inf"), lse_rows)
+        lse_rows = tl.where(offs_m < s1, tl.where(tl.load(sinks + head) == float("inf"), float("inf"), lse_rows), lse_rows)
     store_tile(out, q_first, q_heads, offs_m, slot_q, dv, acc, DVA)
     tl.store(lse + lse_row(b, head, token_q, tiling, cu_q, IS_TND) + offs_m, lse_rows, mask=offs_m < slot_q)
 
