@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from cases import Case
@@ -52,7 +52,7 @@ class Fag:
 
     name = "fag"
 
-    def _arguments(self, case: Case) -> dict[str, object]:
+    def _arguments(self, case: Case) -> dict[str, Any]:
         return {
             "softmax_scale": 1 / math.sqrt(case.d),
             "mask_mode": fag_torch.MaskMode.CAUSAL if case.is_causal else fag_torch.MaskMode.NO_MASK,

@@ -40,7 +40,8 @@ def metadata_format(layout: ModuleType) -> str:
     lines = [f"{name} = {_plain(getattr(layout, name))}" for name in sorted(names)]
     for name, value in sorted(vars(layout).items()):
         if isinstance(value, EnumMeta) and value.__module__ == layout.__name__:
-            lines += [f"{name}.{member.name} = {member.value!r}" for member in value]
+            members: Mapping[str, Any] = value.__members__
+            lines += [f"{name}.{key} = {member.value!r}" for key, member in members.items()]
     return "\n".join(lines)
 
 
@@ -91,7 +92,8 @@ def interfaces() -> dict[str, tuple[int, str]]:
 
 def stated() -> dict[str, Any]:
     """The content of contracts.toml."""
-    return tomllib.loads(CONTRACTS.read_text())
+    content: dict[str, Any] = tomllib.loads(CONTRACTS.read_text())
+    return content
 
 
 def faults(found: Mapping[str, tuple[int, str]], contracts: Mapping[str, Any]) -> list[str]:

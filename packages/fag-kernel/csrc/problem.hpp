@@ -55,6 +55,7 @@ struct Problem {
 
     bool is_tnd() const { return layout == Layout::tnd; }
     bool has_seqused() const { return has_seqused_q || has_seqused_kv; }
+    bool has_lengths() const { return has_seqused() || has_cu_seqlens_q || has_cu_seqlens_kv; }
     /// Tokens that belong to batch entry `i`, used or not.
     std::int64_t slot_q(std::int64_t i) const;
     std::int64_t slot_kv(std::int64_t i) const;

@@ -212,12 +212,14 @@ def test_plan_cannot_be_changed():
         ({"target": "Ascend910"}, ValueError, "plan: target must be a SoC name .*got 'Ascend910'"),
         ({"target": 36}, TypeError, "plan: target must be a SoC name.*got int"),
         ({"split": "even"}, ValueError, "plan: split must be None, 'cann' or 'balanced', got 'even'"),
+        ({"split": ["cann"]}, ValueError, "plan: split must be None.*got \\['cann'\\]"),
         ({"softmax_scale": float("inf")}, ValueError, "plan: softmax_scale must be finite"),
+        ({"problem": "dense"}, TypeError, "plan: problem must be an AttentionProblem, got str"),
     ],
 )
 def test_rejects(arguments, error, message):
     with pytest.raises(error, match=message):
-        plan(dense(), **arguments)
+        plan(**({"problem": dense()} | arguments))
 
 
 def test_bound_of_the_lengths_does_not_matter():

@@ -18,8 +18,8 @@ INT32_MAX = 2**31 - 1
 
 # spec/host-tiling.md, "Tiling data": every field takes 8 bytes, scale_value with 4 bytes of padding.
 NAMES = """
-    b s1 s2 n1 n2 d dv scale_value g_size view_d0_q view_d2_q coef_b0_q view_d0_kv view_d2_kv coef_b0_kv coef_n0
-    coef_n2 mask_mode win_left win_right sparse_type s1_token s2_token total_per_batch_num
+    b s1 s2 n1 n2 d dv scale_value g_size view_d0_q view_d2_q coef_b0_q view_d0_kv view_d2_kv coef_b0_kv
+    coef_n0 coef_n2 mask_mode win_left win_right sparse_type s1_token s2_token total_per_batch_num
 """
 OFFSETS = {name: 8 * index for index, name in enumerate(NAMES.split())}
 PAGE = {"scale_value": 56, "g_size": 64, "coef_n2": 128, "total_per_batch_num": 184}

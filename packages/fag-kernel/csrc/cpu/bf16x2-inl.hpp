@@ -29,10 +29,12 @@ static inline void softmax_grad_pair(const SoftmaxGrad& args, int row) {
     const Vec::F scale = Vec::set(args.scale);
     const Vec::F minus_lse0 = Vec::set(-args.lse[row]), minus_lse1 = Vec::set(-args.lse[row + 1]);
     const Vec::F shift0 = Vec::set(args.shift[row]), shift1 = Vec::set(args.shift[row + 1]);
-    const int first0 = all ? 0 : args.visible.first[row], last0 = all ? 0 : args.visible.last[row];
+    const Visible& visible = args.visible;
     const bool has_second = row + 1 < args.rows;  // the partner of an odd last row is masked
-    const int first1 = all || !has_second ? 0 : args.visible.first[row + 1];
-    const int last1 = all || !has_second ? 0 : args.visible.last[row + 1];
+    const int first0 = visible.all ? 0 : visible.first[row];
+    const int last0 = visible.all ? args.key_begin + args.n : visible.last[row];
+    const int first1 = visible.all || !has_second ? 0 : visible.first[row + 1];
+    const int last1 = !has_second ? 0 : visible.all ? args.key_begin + args.n : visible.last[row + 1];
     const std::int64_t panel_row = static_cast<std::int64_t>(row / 2) * args.n;
     auto* ds_row = reinterpret_cast<char*>(args.ds_rows + row * args.ld_ds_rows) + 2 * args.key_begin;
     for (int j = 0; j < args.n; j += Vec::lanes) {

@@ -123,7 +123,5 @@ extern const Isa isa_avx512;
 extern const Isa isa_avx512_bf16;
 #endif
 
-/// The level in use: the best one of this CPU, capped by FAG_CPU_LEVEL and set_level.
-const Isa& current_isa();
 
 }  // namespace fag::cpu

@@ -1,5 +1,8 @@
 /// AVX-512 F/BW/DQ/VL: thirty-two registers of sixteen floats.
 #define FAG_LEVEL avx512
+// gcc 12 takes the deliberately undefined operands inside its own intrinsics for ours (gcc bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "vec_avx512-inl.hpp"
 
 #include "level-inl.hpp"

@@ -1,5 +1,8 @@
 /// AVX-512 with the bfloat16 dot product; float16 and float32 run as on the avx512 level.
 #define FAG_LEVEL avx512_bf16
+// gcc 12 takes the deliberately undefined operands inside its own intrinsics for ours (gcc bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "vec_avx512-inl.hpp"
 
 #include "bf16x2-inl.hpp"

@@ -1,6 +1,25 @@
 # Compiled everywhere; bind.cpp defines fag::cpu::bind_cpu.
 set(FAG_CPU_SOURCES
+  csrc/cpu/backward.cpp
+  csrc/cpu/backward_margins.cpp
+  csrc/cpu/backward_schedule.cpp
+  csrc/cpu/backward_tile.cpp
+  csrc/cpu/bind.cpp
+  csrc/cpu/careful.cpp
+  csrc/cpu/forward.cpp
+  csrc/cpu/forward_block.cpp
+  csrc/cpu/forward_schedule.cpp
+  csrc/cpu/forward_work.cpp
+  csrc/cpu/grad_work.cpp
+  csrc/cpu/isa_portable.cpp
+  csrc/cpu/levels.cpp
+  csrc/cpu/operands.cpp
+  csrc/cpu/pool.cpp
+  csrc/cpu/visible_rows.cpp
 )
 # Compiled on x86-64 only; the end of the name chooses the instruction set: _avx2, _avx512, _avx512_bf16.
 set(FAG_CPU_X86_SOURCES
+  csrc/cpu/isa_avx2.cpp
+  csrc/cpu/isa_avx512.cpp
+  csrc/cpu/isa_avx512_bf16.cpp
 )

@@ -7,6 +7,7 @@ namespace fag::tiling {
 namespace {
 
 bool has_empty_sequence(const Problem& p) {
+    if (!p.has_lengths()) return p.s1 == 0 || p.s2 == 0;  // also with b = 0, as fag_metadata has it
     const auto is_empty = [](std::int64_t length) { return length == 0; };
     return std::any_of(p.lengths_q.begin(), p.lengths_q.end(), is_empty) ||
            std::any_of(p.lengths_kv.begin(), p.lengths_kv.end(), is_empty);

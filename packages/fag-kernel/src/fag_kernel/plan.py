@@ -16,15 +16,15 @@ from fag_kernel.abi import native_problem
 from fag_kernel.arrays import read_array
 from fag_kernel.tiling_data import TilingData
 from fag_kernel.tiling_key import TilingKey
-from fag_metadata import Route, Split, UnsupportedError, check_metadata
+from fag_metadata import AttentionProblem, Route, Split, UnsupportedError, check_metadata
 from fag_metadata.arguments import check_softmax_scale
-from fag_metadata.errors import problem_error
+from fag_metadata.errors import problem_error, type_error
 from fag_metadata.layout import IDENTITY
 from fag_metadata.routes import select_route
 from fag_metadata.targets import CPU_TARGET, DEFAULT_TARGET, find_target
 
 if TYPE_CHECKING:
-    from fag_metadata import AttentionProblem, Target
+    from fag_metadata import Target
 
 __all__ = ["TilingPlan", "TraceRow", "plan"]
 
@@ -117,6 +117,7 @@ def plan(
 
     Raises:
         InvalidProblemError: An unknown target or split, or a scale that is not finite.
+        InvalidTypeError: An argument of the wrong type.
         MetadataError: metadata of another problem, or without gradient.
         UnsupportedError: No compiled kernel of the target runs this problem.
 
@@ -134,6 +135,8 @@ def plan(
     Note:
         Pure: no clock, device, environment or global state. About 1 us when cached, 40 us when not.
     """
+    if not isinstance(problem, AttentionProblem):
+        raise type_error("plan", "problem", "must be an AttentionProblem", type(problem).__name__)
     scale = 0.0 if softmax_scale is None else check_softmax_scale("plan", softmax_scale)
     route = None if metadata is None else metadata_route(metadata, problem)
     return _plan(problem, find_target("plan", target), parse_split(split), route, scale, libapi_reserve_bytes)
@@ -152,7 +155,7 @@ def parse_split(split: str | None) -> Split | None:
     if split is None:
         return None
     names = {member.name.lower(): member for member in Split}
-    if split not in names:
+    if not isinstance(split, str) or split not in names:
         raise problem_error("plan", "split", f"must be None, {' or '.join(map(repr, names))}", repr(split))
     return names[split]
 

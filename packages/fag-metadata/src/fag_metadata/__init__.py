@@ -10,11 +10,15 @@ Needs NumPy only. Public names:
 """
 
 from ._version import __version__
+from .api import flash_attn_metadata, metadata_for
+from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
-from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split
+from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
 from .problem import AttentionProblem
+from .routes import RouteChoice, select_route
 from .targets import TARGETS, Target
 from .terms import Layout, Lengths, MaskMode, TensorSpec
+from .view import Metadata, unpack
 
 __all__ = [
     "FORMAT_VERSION",
@@ -28,11 +32,21 @@ __all__ = [
     "Layout",
     "Lengths",
     "MaskMode",
+    "Metadata",
     "MetadataError",
+    "Report",
     "Route",
+    "RouteChoice",
     "Split",
     "Target",
     "TensorSpec",
     "UnsupportedError",
     "__version__",
+    "check",
+    "check_metadata",
+    "flash_attn_metadata",
+    "get_include",
+    "metadata_for",
+    "select_route",
+    "unpack",
 ]

@@ -159,6 +159,12 @@ def check_batch(op: str, name: str, b: int) -> None:
         raise problem_error(op, name, f"must have a batch B of at most {MAX_BATCH}", f"B={b}")
 
 
+def check_int32_count(op: str, name: str, count: int, **related: int) -> None:
+    """Checks that a number which the metadata tensor holds as int32 fits."""
+    if count > INT32_MAX:
+        raise problem_error(op, name, f"must be at most {INT32_MAX}", count, remedy="", **related)
+
+
 def check_dtype(op: str, name: str, spec: TensorSpec, expected: str, reference: str = "") -> None:
     """Checks that a tensor has the dtype `expected`, which may be that of the tensor `reference`."""
     if spec.dtype != expected:

@@ -1,7 +1,8 @@
-"""The balanced backward split: contiguous tile ranges whose heaviest core has as little visible area as possible.
+"""The balanced backward split: contiguous tile ranges whose heaviest core has as little visible area as
+possible.
 
-For most targets a range may begin at any tile. Target "cpu" is different: its ranges begin only where the kernels' sums
-start afresh anyway (see grad_units.py), so that results do not depend on the split.
+For most targets a range may begin at any tile. Target "cpu" is different: its ranges begin only where the
+kernels' sums start afresh anyway (see grad_units.py), so that results do not depend on the split.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import problem_error
+from .arguments import check_int32_count
 from .grad_split import NO_RANGES, CoreRanges, band_tokens, count_tiles, make_grad_split, split_grad
 from .grad_units import unit_cuts
 from .layout import GradSplit, Route, Split
@@ -17,7 +18,6 @@ from .min_max import even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .routes import select_route
 from .targets import CPU_TARGET, Target
-from .terms import INT32_MAX
 from .tile_areas import TileGrid, TileRow
 
 Int64Array = NDArray[np.int64]
@@ -47,17 +47,18 @@ def split_grad_balanced(problem: AttentionProblem, target: Target) -> GradSplit:
 
     Example:
         >>> from fag_metadata import TARGETS
-        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, batch_size=1, max_seqlen_q=128, max_seqlen_kv=128)
+        >>> sizes = dict(batch_size=1, max_seqlen_q=128, max_seqlen_kv=128)
+        >>> problem = AttentionProblem.from_metadata_args(37, 37, 64, **sizes)
         >>> split = split_grad_balanced(problem, TARGETS["Ascend950PR_9599"])
         >>> split.used_cubes, split.end[:3].tolist()
         (36, [1, 2, 3])
     """
     grid = TileGrid(problem)
-    if grid.total_tiles > INT32_MAX:
-        raise problem_error(
-            "flash_attn_metadata", "the number of backward tiles", f"must be at most {INT32_MAX}", grid.total_tiles,
-            B=problem.b, N1=problem.n1, S1=problem.s1, S2=problem.s2,
-        )  # fmt: skip
+    # before any area is summed: fewer tiles than that keep all sums far below 2^63
+    tiles = grid.total_tiles
+    check_int32_count(
+        "flash_attn_metadata", "the number of backward tiles", tiles, B=problem.b, N1=problem.n1
+    )
     route = select_route(problem, target, Split.BALANCED).route
     counts = count_tiles(int(grid.len_q.max(initial=0)), int(grid.len_kv.max(initial=0)))
     is_sparse = band_tokens(problem, counts).is_sparse

@@ -1,7 +1,9 @@
-"""CANN's backward split, word for word (steps G1 to G11 of the format page), and right answers where CANN has none.
+"""CANN's backward split, word for word (steps G1 to G11 of the format page), and right answers where CANN has
+none.
 
-Integers only, vectorised over batch entries and key tiles. Where CANN crashes, overruns or overflows (no visible tile, a
-missing bound, more than 36 cores, numbers beyond int32) docs/metadata-differences.md says what is returned instead.
+Integers only, vectorised over batch entries and key tiles. Where CANN crashes, overruns or overflows (no
+visible tile, a missing bound, more than 36 cores, numbers beyond int32) docs/metadata-differences.md says
+what is returned instead.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import problem_error
+from .arguments import check_int32_count
 from .layout import TILE, GradSplit, Int32Array, LayoutWord, cube_slots
 from .problem import AttentionProblem
 from .routes import BN2_MAX_HEAD_DIM, MULTI_BLOCK_MAX, SINGLE_TILE_MAX
@@ -21,9 +23,13 @@ from .terms import INT32_MAX, Layout, MaskMode
 
 Int64Array = NDArray[np.int64]
 
+_OP = "flash_attn_metadata"
+
 
 class CoreRanges(NamedTuple):
-    """Tile ranges of the cores that have one: used cubes, tiles per core, and (used,) starts, ends, batch entries."""
+    """Tile ranges of the cores that have one: used cubes, tiles per core, and (used,) starts, ends, batch
+    entries.
+    """
 
     used: int
     tiles_per_core: int
@@ -66,7 +72,8 @@ def split_grad(problem: AttentionProblem, target: Target) -> GradSplit:
 
     Example:
         >>> from fag_metadata import TARGETS
-        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000)
+        >>> sizes = dict(batch_size=2, max_seqlen_q=1000, max_seqlen_kv=1000)
+        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, **sizes)
         >>> split = split_grad(problem, TARGETS["Ascend950PR_9599"])
         >>> split.used_cubes, split.tiles_per_core, split.start[:3].tolist()
         (36, 29, [0, 29, 58])
@@ -89,7 +96,9 @@ def split_grad(problem: AttentionProblem, target: Target) -> GradSplit:
         ranges = _split_sparse(heads, counts, tokens, cores)
     else:
         ranges = _split_uniform(heads * counts.o1 * counts.o2, 1, cores)
-    return make_grad_split(problem, target, counts, tokens.is_sparse, axis, ranges, row_counts(problem, counts))
+    return make_grad_split(
+        problem, target, counts, tokens.is_sparse, axis, ranges, row_counts(problem, counts)
+    )
 
 
 def count_tiles(s1: int, s2: int) -> Counts:
@@ -159,17 +168,10 @@ def make_grad_split(
     """Fills a GradSplit from the ranges of the used cores (step G11)."""
     slots = cube_slots(target.cube_cores)
     used = ranges.used
-    if used and int(ranges.end[used - 1]) > INT32_MAX:
-        raise problem_error(
-            "flash_attn_metadata", "the number of backward tiles", f"must be at most {INT32_MAX}",
-            int(ranges.end[used - 1]), B=problem.b, N1=problem.n1, S1=counts.s1, S2=counts.s2,
-        )  # fmt: skip
-    for name, count, n, s in (("dQ", rows[0], problem.n1, counts.s1), ("dK/dV", rows[1], problem.n2, counts.s2)):
-        if count > INT32_MAX:
-            raise problem_error(
-                "flash_attn_metadata", f"the number of {name} rows (B * S * N)", f"must be at most {INT32_MAX}",
-                count, B=problem.b, S=s, N=n,
-            )  # fmt: skip
+    tiles = int(ranges.end[used - 1]) if used else 0
+    check_int32_count(_OP, "the number of backward tiles", tiles, B=problem.b, N1=problem.n1)
+    check_int32_count(_OP, "the number of dQ rows", rows[0], B=problem.b, S1=counts.s1, N1=problem.n1)
+    check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=problem.b, S2=counts.s2, N2=problem.n2)
     start, end, batch = np.zeros((3, slots), np.int32)
     start[:used], end[:used], batch[:used] = ranges.start, ranges.end, ranges.batch
     vectors = min(2 * used, 2 * slots)
@@ -238,10 +240,9 @@ def _split_uniform(n: int, unit: int, cores: int) -> CoreRanges:
 
 
 class Columns(NamedTuple):
-    """Covered query tiles of key tile columns: the first one, how many, and the running count before each column."""
+    """Covered query tiles of key tile columns: the first one, and the running count before each column."""
 
     first: Int64Array
-    count: Int64Array
     before: Int64Array
 
 
@@ -262,7 +263,7 @@ def _columns(
     count = np.maximum(-(-high // t1) - first, 0)
     before = np.zeros(len(count) + 1, np.int64)
     np.cumsum(count, out=before[1:])
-    return Columns(first, count, before)
+    return Columns(first, before)
 
 
 def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:
@@ -280,7 +281,8 @@ def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> Cor
     head, tile = np.divmod(_counting(used) * per_core, per_head)
     column = np.searchsorted(columns.before, tile, side="right") - 1
     cuts = np.empty(used + 1, np.int64)
-    cuts[:-1] = (head * counts.o2 + column) * counts.o1 + columns.first[column] + tile - columns.before[column]
+    in_column = columns.first[column] + tile - columns.before[column]
+    cuts[:-1] = (head * counts.o2 + column) * counts.o1 + in_column
     cuts[0] = 0
     cuts[used] = heads * counts.o1 * counts.o2
     return CoreRanges(used, per_core, cuts[:-1], cuts[1:], np.zeros(used, np.int64))

@@ -1,8 +1,9 @@
 """The balanced backward split for target "cpu": ranges begin only where the kernels' sums start afresh.
 
-dQ of a query is summed within units of 256 keys, and dK, dV of a key within one query head; the sums are then added up
-in a fixed order. A range that holds whole kv heads, or whole units of one query head, therefore gives the same bits as
-any other such range. So a kv head stays whole, or each of its query heads is cut on its own, between units.
+dQ of a query is summed within units of 256 keys, and dK, dV of a key within one query head; the sums are then
+added up in a fixed order. A range that holds whole kv heads, or whole units of one query head, therefore
+gives the same bits as any other such range. So a kv head stays whole, or each of its query heads is cut on
+its own, between units.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from .layout import BWD_UNIT_KEYS, TILE
 from .min_max import min_max_cuts
-from .ranges import visible_area
 from .tile_areas import TileGrid
 
 Int64Array = NDArray[np.int64]
@@ -52,14 +52,14 @@ def _unit_sums(grid: TileGrid, group: int) -> Int64Array:
     # units of the whole rectangle, which may be wider than the real keys
     units = -(-int(grid.cols[group]) // _UNIT_COLS)
     key = np.minimum(np.arange(units + 1, dtype=np.int64) * BWD_UNIT_KEYS, len_kv)
-    return visible_area(0, int(grid.len_q[group]), 0, key, int(grid.first[group]), int(grid.last[group]))
+    return grid.area(group, 0, int(grid.len_q[group]), 0, key)
 
 
 def _equal_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
     """Cuts equal heads: all kv heads whole, or all query heads in the same number of parts.
 
-    A mixture cannot be better: with fewer kv heads than cores the heaviest range is a whole kv head as long as one is
-    left whole, and with more kv heads no core is left to cut one.
+    A mixture cannot be better: with fewer kv heads than cores the heaviest range is a whole kv head as long
+    as one is left whole, and with more kv heads no core is left to cut one.
     """
     heads, rows, cols = int(grid.heads[0]), int(grid.rows[0]), int(grid.cols[0])
     kv_heads = heads // g
@@ -68,7 +68,8 @@ def _equal_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
         sums = _unit_sums(grid, 0)
         inner = min_max_cuts(sums, min(parts, len(sums) - 1))
         if _heaviest(sums, inner) < -(-kv_heads // cores) * g * int(grid.head_area[0]):
-            starts = np.arange(heads, dtype=np.int64)[:, None] * (rows * cols) + inner[:-1] * (_UNIT_COLS * rows)
+            starts = np.arange(heads, dtype=np.int64)[:, None] * (rows * cols)
+            starts = starts + inner[:-1] * (_UNIT_COLS * rows)
             return np.append(starts.ravel(), grid.total_tiles)
     ranges = min(cores, kv_heads)
     shares: Int64Array = np.arange(ranges + 1, dtype=np.int64) * kv_heads // ranges
@@ -85,7 +86,7 @@ class _Divided(NamedTuple):
 
 
 def _ragged_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
-    """Cuts batch entries of different lengths: heavy kv heads in parts, runs of light ones into whole heads."""
+    """Cuts entries of different lengths: heavy kv heads in parts, runs of light ones into whole heads."""
     kv_heads = grid.heads // g
     head_start = np.zeros(len(kv_heads) + 1, np.int64)
     np.cumsum(kv_heads, out=head_start[1:])
@@ -164,7 +165,7 @@ def _plan(
     sums: Sequence[int],
     cores: int,
 ) -> _Plan | None:
-    """Divides the groups whose kv heads exceed the limit and packs the others; None if the cores do not suffice."""
+    """Divides groups whose kv heads exceed the limit, packs the others; None if the cores do not suffice."""
     divided, runs = [], []
     ranges, position = 0, 0
     for unit in heavy:

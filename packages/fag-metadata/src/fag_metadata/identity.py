@@ -1,7 +1,8 @@
 """Head words 8..15: which problem, target, route and split a metadata tensor was made for.
 
-The words are those of the table IDENTITY in `layout.py`. Numbers wider than their 16 bits are folded; the crc in the
-last word covers them unfolded, and the lengths. A bound (max_seqlen) is no part of it, because it never changes a result.
+The words are those of the table IDENTITY in `layout.py`. Numbers wider than their 16 bits are folded; the crc
+in the last word covers them unfolded, and the lengths. A bound (max_seqlen) is no part of it, because it
+never changes a result.
 """
 
 from __future__ import annotations
@@ -83,12 +84,9 @@ def problem_identity(problem: AttentionProblem) -> ProblemIdentity:
     s2 = 0 if problem.has_lengths_kv else problem.s2
     layout = LAYOUT_CODES.index(problem.layout.value)
     present = [int(list_ is not None) for list_ in lists]
-    crc = crc32(
-        pack_bytes(
-            "<15q", layout, problem.mask_mode, *present, problem.n1, problem.n2, problem.b, problem.d, problem.dv,
-            s1, s2, problem.win_left, problem.win_right,
-        )  # fmt: skip
-    )
+    sizes = (problem.n1, problem.n2, problem.b, problem.d, problem.dv, s1, s2)
+    windows = (problem.win_left, problem.win_right)
+    crc = crc32(pack_bytes("<15q", layout, problem.mask_mode, *present, *sizes, *windows))
     for list_ in lists:
         if list_ is not None:
             crc = crc32(list_.raw, crc)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -223,6 +224,17 @@ def total_words(section_num: int, aic: int, aiv: int, slots: int, is_grad: bool)
     """Returns the length of the whole tensor: the written words rounded up to 4096, at least 8192."""
     words = grad_offset(section_num, aic, aiv) + (grad_words(slots) if is_grad else 0)
     return max(MIN_WORDS, -(-words // ALIGN_WORDS) * ALIGN_WORDS)
+
+
+def get_include() -> str:
+    """Returns the directory to pass to a C or C++ compiler so that `fag_metadata/layout.h` is found.
+
+    Example:
+        >>> from pathlib import Path
+        >>> (Path(get_include()) / "fag_metadata" / "layout.h").is_file()
+        True
+    """
+    return str(Path(__file__).parent / "include")
 
 
 @dataclass(frozen=True, eq=False)

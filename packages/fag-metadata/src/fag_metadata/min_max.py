@@ -22,7 +22,8 @@ def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
         parts: Number of parts, at least 1.
 
     Returns:
-        Item numbers, (parts + 1,), from 0 to n, not descending. No part is heavier than a share plus one item.
+        Item numbers, (parts + 1,), from 0 to n, not descending. No part is heavier than a share plus one
+        item.
 
     Example:
         >>> even_cuts(np.array([0, 4, 8, 12, 13, 14]), 2)
@@ -88,9 +89,10 @@ def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
 
 
 def _spread(sums: Sequence[int], parts: int, limit: int) -> Int64Array:
-    """Cuts nearest to equal shares of what remains, among all cuts whose parts stay within a feasible limit."""
+    """Cuts nearest to equal shares of what remains, among all cuts whose parts stay within the limit."""
     last = len(sums) - 1
-    earliest = [last] * (parts + 1)  # a part may not start before this, or the parts behind cannot take the rest
+    # a part may not start before `earliest`, or the parts behind it cannot take the rest
+    earliest = [last] * (parts + 1)
     for part in range(parts - 1, -1, -1):
         earliest[part] = bisect_left(sums, sums[earliest[part + 1]] - limit)
     cuts = [0]

@@ -113,21 +113,37 @@ def visible_rows(
     return start, np.where(end > begin, np.maximum(start, stop), start)
 
 
-def _triangle(n: Int64Array) -> Int64Array:
-    """0 + 1 + ... + n, and 0 for negative n; exact below 2**32 (n * (n + 1) overflows sooner)."""
-    n = np.maximum(n, 0)
-    result: Int64Array = ((n + 1) // 2) * (n | 1)
-    return result
-
-
-def _pairs_up_to(
+def pairs_up_to(
     diagonal: IntLike, row_start: IntLike, row_stop: IntLike, key_start: IntLike, key_stop: IntLike
 ) -> Int64Array:
-    """Number of pairs (i, j) of the rectangle with j - i <= diagonal: a sum of a clipped linear ramp."""
-    before = np.asarray(row_start, dtype=np.int64) + diagonal - key_start
-    behind = np.asarray(row_stop, dtype=np.int64) + diagonal - key_start
-    width = np.asarray(key_stop, dtype=np.int64) - key_start
-    return _triangle(behind) - _triangle(before) - _triangle(behind - width) + _triangle(before - width)
+    """Number of pairs (i, j) of a rectangle with ``j - i <= diagonal``: a sum of a clipped linear ramp.
+
+    Args:
+        diagonal: Highest diagonal that counts.
+        row_start: First query position.
+        row_stop: End query position (exclusive, >= row_start).
+        key_start: First key position.
+        key_stop: End key position (exclusive, >= key_start).
+
+    Returns:
+        Pair counts, int64, of the broadcast shape; exact for positions and diagonals within +-2**31.
+
+    Example:
+        >>> int(pairs_up_to(0, 0, 4, 0, 4))
+        10
+    """
+    shift = np.subtract(diagonal, key_start, dtype=np.int64)
+    behind, before = row_stop + shift, row_start + shift
+    width = np.subtract(key_stop, key_start, dtype=np.int64)
+    # 0 + 1 + ... + n of four n at once; unsigned, because n * (n + 1) may reach 2**64
+    n = np.empty((4, *np.broadcast(behind, before, width).shape), np.int64)
+    n[0], n[1], n[2], n[3] = behind, before, behind - width, before - width
+    np.maximum(n, 0, out=n)
+    sums = n.view(np.uint64)
+    sums *= sums + np.uint64(1)
+    sums >>= np.uint64(1)
+    pairs: Int64Array = n[0] - n[1] - n[2] + n[3]
+    return pairs
 
 
 def visible_area(
@@ -158,7 +174,6 @@ def visible_area(
     """
     low = np.asarray(first, dtype=np.int64)
     high = np.asarray(last, dtype=np.int64)
-    area = _pairs_up_to(high, row_start, row_stop, key_start, key_stop) - _pairs_up_to(
-        low - 1, row_start, row_stop, key_start, key_stop
-    )
+    area = pairs_up_to(high, row_start, row_stop, key_start, key_stop)
+    area = area - pairs_up_to(low - 1, row_start, row_stop, key_start, key_stop)
     return np.where(high >= low, area, 0)

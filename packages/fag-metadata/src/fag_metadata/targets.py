@@ -1,6 +1,6 @@
 """Targets: how many cores a split is made for.
 
-One table, one row per SoC family of the Ascend 950 (as the vendor's public compiler describes them), and "cpu".
+One table, a row per SoC family of the Ascend 950 (as the vendor's public compiler describes them), and "cpu".
 A target is only numbers; nothing here looks at a device.
 """
 

@@ -1,7 +1,9 @@
-"""The backward tiles of a problem with their visible areas: what a balanced split, a balance figure or a check counts.
+"""The backward tiles of a problem with their visible areas: what a balanced split, a balance figure or a
+check counts.
 
-A tile is 128 queries x 128 keys of one query head (less at the end of a sequence). Tiles are numbered as in GradSplit,
-masked ones too. Equal heads share one rectangle, so that nothing here grows with the number of heads.
+A tile is 128 queries x 128 keys of one query head (less at the end of a sequence). Tiles are numbered as in
+GradSplit, masked ones too. Equal heads share one rectangle, so that nothing here grows with the number of
+heads.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 
 from .layout import TILE
 from .problem import AttentionProblem
-from .ranges import band, visible_area, visible_rows
+from .ranges import band, pairs_up_to, visible_area, visible_rows
+from .terms import MaskMode
 
 Int64Array = NDArray[np.int64]
 
@@ -46,6 +49,7 @@ class TileGrid:
         head_area: Visible pairs of one head, (n,).
         tile_start: First tile number of each group and the total, (n + 1,).
         area_start: Visible pairs before each group and the total, (n + 1,).
+
     Example:
         >>> problem = AttentionProblem.from_metadata_args(
         ...     1, 1, 64, batch_size=1, max_seqlen_q=256, max_seqlen_kv=256, mask_mode="causal"
@@ -60,8 +64,8 @@ class TileGrid:
 
         Args:
             problem: What is computed.
-            o1: Tiles along q that every head is numbered with, if entries do not have their own rectangle; None = those
-                of the real length.
+            o1: Tiles along q that every head is numbered with, if entries do not have their own rectangle;
+                None = those of the real length.
             o2: The same along kv.
         """
         if problem.is_variable:
@@ -71,12 +75,13 @@ class TileGrid:
             self.len_q = np.array([problem.s1], np.int64)
             self.len_kv = np.array([problem.s2], np.int64)
             self.heads = np.array([problem.b * problem.n1], np.int64)
+        self._mask_mode = problem.mask_mode
         self.first, self.last = band(
             problem.mask_mode, problem.win_left, problem.win_right, self.len_q, self.len_kv
         )
         self.rows = -(-self.len_q // TILE) if o1 is None else np.full(len(self.len_q), o1, np.int64)
         self.cols = -(-self.len_kv // TILE) if o2 is None else np.full(len(self.len_q), o2, np.int64)
-        self.head_area = visible_area(0, self.len_q, 0, self.len_kv, self.first, self.last)
+        self.head_area = self.area(slice(None), 0, self.len_q, 0, self.len_kv)
         self.tile_start = _running(self.rows * self.cols * self.heads)
         self.area_start = _running(self.head_area * self.heads)
 
@@ -90,24 +95,43 @@ class TileGrid:
         """Number of visible (query, key) pairs over all heads."""
         return int(self.area_start[-1])
 
+    def area(
+        self,
+        group: Int64Array | slice | int,
+        row_start: int | Int64Array,
+        row_stop: int | Int64Array,
+        key_start: int | Int64Array,
+        key_stop: int | Int64Array,
+    ) -> Int64Array:
+        """Returns the visible pairs of rectangles of one head of each group; see ranges.visible_area."""
+        if self._mask_mode is MaskMode.NO_MASK:
+            full: Int64Array = np.multiply(row_stop - row_start, key_stop - key_start, dtype=np.int64)
+            return full
+        last = self.last[group]
+        if self._mask_mode is MaskMode.CAUSAL:
+            return pairs_up_to(last, row_start, row_stop, key_start, key_stop)
+        return visible_area(row_start, row_stop, key_start, key_stop, self.first[group], last)
+
     def area_before(self, tile: Int64Array) -> Int64Array:
-        """Returns the visible pairs in front of each tile number, any shape; total_tiles is a valid number."""
+        """Returns the visible pairs in front of each tile number, any shape; total_tiles is valid."""
         if self.total_tiles == 0:
             return np.zeros_like(tile)
         group = np.searchsorted(self.tile_start, tile, side="right") - 1
         group = np.minimum(group, len(self.heads) - 1)
         rows, cols = self.rows[group], self.cols[group]
-        head, in_head = np.divmod(tile - self.tile_start[group], np.maximum(rows * cols, 1))
-        col, row = np.divmod(in_head, np.maximum(rows, 1))
+        in_group: Int64Array = tile - self.tile_start[group]
+        head = in_group // np.maximum(rows * cols, 1)
+        in_head = in_group - head * rows * cols
+        col = in_head // np.maximum(rows, 1)
+        row = in_head - col * rows
         len_q, len_kv = self.len_q[group], self.len_kv[group]
-        first, last = self.first[group], self.last[group]
         key = np.minimum(col * TILE, len_kv)
         key_stop = np.minimum(key + TILE, len_kv)
         query = np.minimum(row * TILE, len_q)
-        area = self.area_start[group] + head * self.head_area[group]
+        area: Int64Array = self.area_start[group] + head * self.head_area[group]
         # columns before this one over all queries, then this column down to the tile
-        area += visible_area(0, len_q, 0, key, first, last)
-        area += visible_area(0, query, key, key_stop, first, last)
+        area += self.area(group, 0, len_q, 0, key)
+        area += self.area(group, 0, query, key, key_stop)
         return area
 
     def columns(self, groups: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -119,8 +143,7 @@ class TileGrid:
         group, col = _expand(np.unique(groups), self.cols[np.unique(groups)])
         key = np.minimum(col * TILE, self.len_kv[group])
         key_stop = np.minimum(key + TILE, self.len_kv[group])
-        area = visible_area(0, self.len_q[group], key, key_stop, self.first[group], self.last[group])
-        return group, col, _running(area)
+        return group, col, _running(self.area(group, 0, self.len_q[group], key, key_stop))
 
     def visible_tiles(self, groups: Int64Array | None = None) -> VisibleTiles:
         """Lists the visible tiles of one head of each group (or of the given groups, ascending)."""
@@ -139,14 +162,8 @@ class TileGrid:
         column, offset = _expand(np.arange(len(group), dtype=np.int64), count)
         group, row = group[column], row_start[column] + offset
         query = row * TILE
-        area = visible_area(
-            query,
-            np.minimum(query + TILE, self.len_q[group]),
-            key[column],
-            key_stop[column],
-            self.first[group],
-            self.last[group],
-        )
+        query_stop = np.minimum(query + TILE, self.len_q[group])
+        area = self.area(group, query, query_stop, key[column], key_stop[column])
         return VisibleTiles(group, col[column] * self.rows[group] + row, area)
 
 
@@ -172,7 +189,7 @@ class TileRow:
         self.sums = _running(area)
 
     def tile_numbers(self, index: Int64Array) -> Int64Array:
-        """Returns the tile number at which each visible tile begins; 0 for the first, the total for the end."""
+        """Returns the tile number of each visible tile; 0 for the first, the total for the end."""
         grid = self._grid
         inner = (index > 0) & (index < len(self.sums) - 1)
         number = np.where(index > 0, grid.total_tiles, 0)

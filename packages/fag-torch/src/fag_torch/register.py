@@ -159,7 +159,9 @@ def _anchors() -> list[Library]:
         library = Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         for op in schemas:
             shown = op if namespace == CANN_NAMESPACE else cpu.FRONT
-            library.impl(op, autograd.refuse_vmap(shown), "FuncTorchBatched")  # type: ignore[no-untyped-call]
+            refusal = autograd.refuse_vmap(shown)
+            for key in ("FuncTorchBatched", "Batched"):  # torch.vmap, and is_grads_batched of torch.autograd.grad
+                library.impl(op, refusal, key)  # type: ignore[no-untyped-call]
         anchors.append(library)
     return anchors
 

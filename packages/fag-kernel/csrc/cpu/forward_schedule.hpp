@@ -1,0 +1,46 @@
+/// Cuts the row blocks of a forward into spans that threads pull in order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mask.hpp"
+#include "metadata.hpp"
+
+namespace fag::cpu {
+
+/// Keys after which the online softmax of a row starts afresh; the unit of work that a row can be cut into.
+inline constexpr std::int64_t kUnitKeys = 2048;
+
+/// Row blocks [block_begin, block_end) of a kv head and the units [unit_begin, unit_end) of their keys.
+struct ForwardSpan {
+    std::int64_t b;
+    std::int64_t n2;
+    std::int64_t block_begin;
+    std::int64_t block_end;
+    std::int64_t unit_begin;
+    std::int64_t unit_end;
+    std::int64_t shared = -1;  ///< index among blocks whose units several spans compute (then of one block); -1: none
+};
+
+/// Rows of a kv head are (query position, query head), the query head running fastest. Blocks of kTile of them.
+struct RowBlocks {
+    const Problem& problem;
+    std::int64_t num_rows(std::int64_t b) const {
+        return problem.lengths_q[static_cast<std::size_t>(b)] * problem.g;
+    }
+    std::int64_t count(std::int64_t b) const;
+    /// Units of keys [begin, end) that the rows of a block see.
+    Interval units(std::int64_t b, std::int64_t block) const;
+    Interval keys(std::int64_t b, std::int64_t block) const;
+};
+
+struct ForwardSchedule {
+    std::vector<ForwardSpan> spans;  ///< in order, so that whoever waits for an earlier span never waits in vain
+    std::int64_t num_shared = 0;
+};
+
+/// Whole kv heads where that keeps all threads busy to the end, else groups of row blocks, else units of one block.
+ForwardSchedule make_forward_schedule(const Problem& problem, int num_threads);
+
+}  // namespace fag::cpu

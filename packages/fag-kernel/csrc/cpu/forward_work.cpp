@@ -1,0 +1,137 @@
+/// Checks and reads the head and the FA and FD rows (forward).
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "arrays.hpp"
+#include "mask.hpp"
+#include "metadata.hpp"
+#include "metadata_words.hpp"
+
+namespace fag::cpu {
+namespace {
+
+bool is_before(const BlockPosition& a, const BlockPosition& b) {
+    return std::tie(a.bn, a.row, a.col) < std::tie(b.bn, b.row, b.col);
+}
+
+bool is_same(const BlockPosition& a, const BlockPosition& b) { return !is_before(a, b) && !is_before(b, a); }
+
+std::string text(const BlockPosition& p) {
+    return "(" + std::to_string(p.bn) + ", " + std::to_string(p.row) + ", " + std::to_string(p.col) + ")";
+}
+
+[[noreturn]] void refuse(const std::string& field, const std::string& rule, const BlockPosition& got) {
+    throw std::invalid_argument("metadata: " + field + " must " + rule + ", got " + text(got) + ".");
+}
+
+/// Blocks of the problem as the metadata numbers them.
+struct Blocks {
+    const Problem& problem;
+    std::int64_t rows_per_block;
+    std::int64_t keys_per_block;
+
+    std::int64_t heads() const { return problem.b * problem.n2; }
+
+    /// True for the end of all work and for every block of a head, also one beyond a mask.
+    bool contains(const BlockPosition& at) const {
+        if (at.bn == heads()) return at.row == 0 && at.col == 0;
+        if (at.bn < 0 || at.bn > heads() || at.row < 0 || at.col < 0) return false;
+        const auto b = static_cast<std::size_t>(at.bn / problem.n2);
+        const std::int64_t rows = ceil_div(problem.lengths_q[b] * problem.g, rows_per_block);
+        const std::int64_t cols = ceil_div(problem.lengths_kv[b], keys_per_block);
+        return (at.row < rows || at.row == 0) && (at.col < cols || at.col == 0);
+    }
+};
+
+/// Rows of one section: FA of `aic` cores, FD of `aiv` vector cores.
+class Section {
+public:
+    Section(const Metadata& metadata, std::int64_t index, std::int64_t num_sections, std::int64_t aic, std::int64_t aiv)
+        : fa_(metadata, words::kHeadWords + index * aic * words::kRowWords, aic * words::kRowWords, "FA rows"),
+          fd_(metadata, words::kHeadWords + (num_sections * aic + index * aiv) * words::kRowWords,
+              aiv * words::kRowWords, "FD rows"),
+          aic_(aic),
+          aiv_(aiv),
+          name_("section " + std::to_string(index) + ", core ") {}
+
+    /// Appends the section's cores; `done` is where the work before ended.
+    void read_cores(const Blocks& blocks, BlockPosition& done, std::vector<BlockRange>& cores) const {
+        for (std::int64_t core = 0; core < aic_; ++core) {
+            const std::int64_t at = core * words::kRowWords;
+            const BlockRange range{{fa_[at], fa_[at + 1], fa_[at + 2]}, {fa_[at + 3], fa_[at + 4], fa_[at + 5]}};
+            const BlockPosition zero{0, 0, 0};
+            if (is_same(range.end, zero)) continue;  // unused: the end of a used core lies behind (0, 0, 0)
+            const std::string field = name_ + std::to_string(core) + ": ";
+            if (!is_same(range.begin, done)) {
+                refuse(field + "FA start", "be " + text(done) + ", where the core before ends", range.begin);
+            }
+            if (!blocks.contains(range.end)) refuse(field + "FA end", "lie inside the problem", range.end);
+            if (is_before(range.end, range.begin)) {
+                refuse(field + "FA end", "not lie before its start " + text(range.begin), range.end);
+            }
+            const std::int64_t slot = fa_[at + 6];
+            if (slot < 0 || slot > 2 * aic_) {
+                Words::refuse(field + "FA first_slot", "be at most twice the cores, " + std::to_string(2 * aic_), slot);
+            }
+            cores.push_back(range);
+            done = range.end;
+        }
+    }
+
+    /// The merge tasks: the CPU merges by itself, in key order, but other devices act on these words.
+    void check_merges(const Blocks& blocks) const {
+        for (std::int64_t core = 0; core < aiv_; ++core) {
+            const std::int64_t at = core * words::kRowWords;
+            const std::int64_t num_rows = fd_[at + 5];
+            if (num_rows == 0) continue;
+            const std::string field = name_ + std::to_string(core) + ": FD ";
+            const BlockPosition place{fd_[at], fd_[at + 1], 0};
+            if (place.bn == blocks.heads() || !blocks.contains(place)) refuse(field + "row", "lie inside the problem", place);
+            const std::int64_t first_slot = fd_[at + 2], partials = fd_[at + 3], first_row = fd_[at + 4];
+            if (partials < 1 || partials > aic_) Words::refuse(field + "num_partials", "be 1 to the cores", partials);
+            if (first_slot < 0 || first_slot > 2 * aic_ - partials) {
+                Words::refuse(field + "first_slot", "leave room for its partial results", first_slot);
+            }
+            if (num_rows < 0 || first_row < 0 || first_row > blocks.rows_per_block - num_rows) {
+                Words::refuse(field + "row_start", "lie inside the row block with its row_count", first_row);
+            }
+        }
+    }
+
+private:
+    Words fa_;
+    Words fd_;
+    std::int64_t aic_;
+    std::int64_t aiv_;
+    std::string name_;
+};
+
+}  // namespace
+
+ForwardWork read_forward_work(const Problem& problem, const Metadata& metadata) {
+    const Words head(metadata, 0, words::kHeadWords, "head");
+    const std::int64_t num_sections = head.at_least("section_num", words::kHeadSectionNum, 1);
+    const std::int64_t aic = head.at_least("aic", words::kHeadAic, 1);
+    const std::int64_t aiv = head.at_least("aiv", words::kHeadAiv, 0);
+    ForwardWork work;
+    work.rows_per_block = head.at_least("m", words::kHeadM, 1);
+    work.keys_per_block = head.at_least("k", words::kHeadK, 1);
+    const std::int64_t room = (metadata.size - words::kHeadWords) / words::kRowWords;
+    if (num_sections > room / aic || aiv > room / num_sections - aic) {
+        Words::refuse("section_num", "leave all rows inside the tensor of " + std::to_string(metadata.size) + " words",
+                      num_sections);
+    }
+    const Blocks blocks{problem, work.rows_per_block, work.keys_per_block};
+    BlockPosition done{0, 0, 0};
+    for (std::int64_t i = 0; i < num_sections; ++i) {
+        const Section section(metadata, i, num_sections, aic, aiv);
+        section.read_cores(blocks, done, work.cores);
+        section.check_merges(blocks);
+    }
+    const BlockPosition all{blocks.heads(), 0, 0};
+    if (!is_same(done, all)) refuse("FA end of the last core", "be " + text(all) + ", the end of all rows", done);
+    return work;
+}
+
+}  // namespace fag::cpu

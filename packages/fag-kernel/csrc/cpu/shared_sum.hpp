@@ -1,0 +1,52 @@
+/// A float32 sum that several threads add to, in a fixed order.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "arena.hpp"
+
+namespace fag::cpu {
+
+/// Thrown in threads that wait when another one has failed; the caller sees the other one's exception.
+struct Abandoned : std::exception {};
+
+/// Accumulators cut into tiles. Contribution k to a tile may be added when k contributions are in.
+/// Memory is there from the first use on.
+class SharedSum {
+public:
+    /// The accumulators, made on first use. `num_tiles` counters start at 0; the memory is not initialised.
+    float* open(std::int64_t num_tiles, std::int64_t num_floats) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!memory_) {
+            counters_ = std::make_unique<std::atomic<std::int32_t>[]>(static_cast<std::size_t>(num_tiles));
+            memory_ = allocate_bytes(static_cast<std::size_t>(num_floats) * sizeof(float));
+        }
+        return reinterpret_cast<float*>(memory_.get());
+    }
+
+    /// Waits until `rank` contributions to the tile are in.
+    void wait_for_turn(std::int64_t tile, std::int32_t rank, const std::atomic<bool>& failed) const {
+        const std::atomic<std::int32_t>& counter = counters_[static_cast<std::size_t>(tile)];
+        for (int spins = 0; counter.load(std::memory_order_acquire) != rank; ++spins) {
+            if (failed.load(std::memory_order_relaxed)) throw Abandoned();
+            if (spins > kSpins) std::this_thread::yield();
+        }
+    }
+
+    void pass_on(std::int64_t tile, std::int32_t rank) {
+        counters_[static_cast<std::size_t>(tile)].store(rank + 1, std::memory_order_release);
+    }
+
+private:
+    static constexpr int kSpins = 1000;
+    std::mutex mutex_;
+    std::unique_ptr<std::atomic<std::int32_t>[]> counters_;
+    AlignedBytes memory_;
+};
+
+}  // namespace fag::cpu

@@ -1,0 +1,297 @@
+"""unpack: the int32 metadata tensor as typed, frozen values; the inverse of `layout.pack`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import InvalidTypeError, MetadataError, message
+from .identity import FIRST_WORD, field, unfold16
+from .layout import (
+    CANN_CUBE_SLOTS,
+    FORMAT_VERSION,
+    GRAD,
+    HEAD_WORDS,
+    LAYOUT_CODES,
+    MAGIC,
+    ROW_WORDS,
+    ForwardSplit,
+    GradSplit,
+    Int32Array,
+    Route,
+    Split,
+    grad_offset,
+    grad_slices,
+    grad_words,
+    pack,
+    total_words,
+)
+from .terms import Layout, MaskMode
+
+_OP = "unpack"
+
+
+class ForwardRow(NamedTuple):
+    """The forward blocks of one cube core in one section, from start up to, not including, end.
+
+    A position is (batch-head bn = b * n2 + kv head, row block, column block). `first_slot` is the workspace
+    slot of the core's first partial result.
+    """
+
+    section: int
+    core: int
+    start: tuple[int, int, int]
+    end: tuple[int, int, int]
+    first_slot: int
+
+
+class MergeRow(NamedTuple):
+    """Rows of a row block whose partial results one vector core merges, in one section."""
+
+    section: int
+    core: int
+    bn: int
+    row: int
+    first_slot: int
+    num_partials: int
+    row_start: int
+    row_count: int
+
+
+class TileRange(NamedTuple):
+    """The backward tiles of one cube core, and the batch entry it starts in (variable lengths only)."""
+
+    core: int
+    start: int
+    end: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the head says about the problem, target and split (words 8..15).
+
+    Numbers of the problem are None where only a fold of them is stored (32768 and more).
+
+    Attributes:
+        format_version: FORMAT_VERSION of the writer.
+        route: Kernel template that the backward split was made for.
+        split: How the ranges were chosen.
+        layout: Layout of q, k and v.
+        mask_mode: Which keys a row may see.
+        is_grad: Whether the backward split is there.
+        has_cu_seqlens_q: Whether cu_seqlens_q was given.
+        has_cu_seqlens_kv: Whether cu_seqlens_kv was given.
+        has_seqused_q: Whether seqused_q was given.
+        has_seqused_kv: Whether seqused_kv was given.
+        n1: Query heads.
+        n2: Key-value heads.
+        b: Batch size.
+        cube_slots: Cube slots of the FAG block.
+        d: Head dim.
+        dv: Head dim of v.
+        target_id: Low 16 bits of the CRC of the target's name.
+        s1: Query length; 0 with explicit lengths.
+        s2: Key length; 0 with explicit lengths.
+        win_left: Left window, -1 = unbounded.
+        win_right: Right window, -1 = unbounded.
+        crc: CRC of the whole identity.
+    """
+
+    format_version: int
+    route: Route
+    split: Split
+    layout: Layout
+    mask_mode: MaskMode
+    is_grad: bool
+    has_cu_seqlens_q: bool
+    has_cu_seqlens_kv: bool
+    has_seqused_q: bool
+    has_seqused_kv: bool
+    n1: int | None
+    n2: int | None
+    b: int
+    cube_slots: int
+    d: int
+    dv: int
+    target_id: int
+    s1: int | None
+    s2: int | None
+    win_left: int | None
+    win_right: int | None
+    crc: int
+
+
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """A metadata tensor taken apart; `pack()` puts it together again, word for word.
+
+    Attributes:
+        identity: Problem, target and split, or None in a tensor that CANN's own operator made.
+        aic: Cube cores, FA rows per section.
+        aiv: Vector cores, FD rows per section.
+        forward: Forward split.
+        grad: Backward split, or None.
+
+    Example:
+        >>> from fag_metadata import flash_attn_metadata
+        >>> words = flash_attn_metadata(
+        ...     8, 2, 64, batch_size=1, max_seqlen_q=9, max_seqlen_kv=9, is_grad_enabled=True
+        ... )
+        >>> metadata = unpack(words)
+        >>> metadata.identity.n1, metadata.tile_ranges[0], bool((metadata.pack() == words).all())
+        (8, TileRange(core=0, start=0, end=1, batch=0), True)
+    """
+
+    identity: Identity | None
+    aic: int
+    aiv: int
+    forward: ForwardSplit
+    grad: GradSplit | None
+    _identity_words: Int32Array
+
+    @property
+    def forward_rows(self) -> list[ForwardRow]:
+        """The FA rows of the cube cores that have work."""
+        rows = []
+        for section, core in np.argwhere((self.forward.fa[:, :, 3:6] != 0).any(axis=2)).tolist():
+            words = self.forward.fa[section, core].tolist()
+            rows.append(ForwardRow(section, core, tuple(words[0:3]), tuple(words[3:6]), words[6]))
+        return rows
+
+    @property
+    def merge_rows(self) -> list[MergeRow]:
+        """The FD rows of the vector cores that have work."""
+        busy = np.argwhere(self.forward.fd[:, :, 5] > 0).tolist()
+        return [
+            MergeRow(section, core, *self.forward.fd[section, core, :6].tolist()) for section, core in busy
+        ]
+
+    @property
+    def tile_ranges(self) -> list[TileRange]:
+        """The backward ranges of the cube cores that have one; empty without gradient."""
+        if self.grad is None:
+            return []
+        used = self.grad.used_cubes
+        columns = (self.grad.start[:used], self.grad.end[:used], self.grad.batch[:used])
+        return [TileRange(core, *words) for core, words in enumerate(np.stack(columns, 1).tolist())]
+
+    def pack(self) -> Int32Array:
+        """Returns the tensor again, int32, padded to our length."""
+        return pack(self.forward, self.grad, self._identity_words)
+
+
+def unpack(metadata: Any) -> Metadata:
+    """Takes a metadata tensor apart.
+
+    Args:
+        metadata: int32 array (n,) on the host, made by flash_attn_metadata or by CANN's operator.
+
+    Returns:
+        Typed, read-only values.
+
+    Raises:
+        InvalidTypeError: If it is not an int32 array.
+        MetadataError: If it is truncated, or its head is not one of this format.
+    """
+    words = np.asarray(metadata)
+    if words.dtype != np.int32:
+        raise InvalidTypeError(message(_OP, "metadata", "must be int32", words.dtype))
+    if words.ndim != 1:
+        raise _error("must have one dimension", f"shape {words.shape}")
+    if len(words) < HEAD_WORDS:
+        raise _error(f"must have at least {HEAD_WORDS} words", f"{len(words)} words")
+    section_num, has_fd, m, k, aic, aiv, row_layout, offset = words[:8].tolist()
+    if section_num < 1 or aic < 1 or aiv < 1:
+        raise _error("must hold positive counts", f"section_num={section_num}, aic={aic}, aiv={aiv}")
+    if row_layout != 0:
+        raise _error("must have row_layout 0", row_layout)
+    rows_end = grad_offset(section_num, aic, aiv)
+    if offset not in (0, rows_end):
+        raise _error(f"must have grad_offset 0 or {rows_end}", offset)
+    identity = _unpack_identity(words)
+    slots = CANN_CUBE_SLOTS if identity is None else identity.cube_slots
+    if identity is not None and identity.is_grad != (offset != 0):
+        raise _error("must have a grad_offset exactly with is_grad", offset, is_grad=identity.is_grad)
+    needed = rows_end + (grad_words(slots) if offset else 0)
+    if identity is not None:
+        needed = total_words(section_num, aic, aiv, slots, offset != 0)
+        if len(words) > needed:
+            raise _error(f"must have {needed} words by its own head", f"{len(words)} words")
+    if len(words) < needed:
+        raise _error(f"must have {needed} words by its own head", f"{len(words)} words")
+    fd_offset = HEAD_WORDS + section_num * aic * ROW_WORDS
+    forward = ForwardSplit(
+        section_num,
+        bool(has_fd),
+        m,
+        k,
+        _frozen(words[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)),
+        _frozen(words[fd_offset:rows_end].reshape(section_num, aiv, ROW_WORDS)),
+    )
+    grad = _unpack_grad(words[offset : offset + grad_words(slots)], slots) if offset else None
+    return Metadata(identity, aic, aiv, forward, grad, _frozen(words[FIRST_WORD:HEAD_WORDS]))
+
+
+def _error(rule: str, got: object, **related: object) -> MetadataError:
+    return MetadataError(message(_OP, "metadata", rule, got, **related))  # type: ignore[arg-type]
+
+
+def _frozen(words: Int32Array) -> Int32Array:
+    copy: Int32Array = words.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def _unpack_identity(words: Int32Array) -> Identity | None:
+    bits = int.from_bytes(words[FIRST_WORD:HEAD_WORDS].tobytes(), "little")
+    if bits & 0xFFFFFFFF != MAGIC:
+        if bits:
+            raise _error(f"must have magic {MAGIC:#x}, or zeros in words 8..15", hex(bits & 0xFFFFFFFF))
+        return None
+
+    def get(name: str) -> int:
+        return field(bits, name)
+
+    if get("format_version") != FORMAT_VERSION:
+        raise _error(f"must have format version {FORMAT_VERSION}", get("format_version"))
+    try:
+        route, mask_mode = Route(get("route")), MaskMode(get("mask_mode"))
+        layout = Layout(LAYOUT_CODES[get("layout")])
+    except (ValueError, IndexError) as error:
+        raise _error("must hold a known route, mask mode and layout", error) from None
+    return Identity(
+        format_version=get("format_version"),
+        route=route,
+        split=Split(get("split")),
+        layout=layout,
+        mask_mode=mask_mode,
+        is_grad=bool(get("is_grad")),
+        has_cu_seqlens_q=bool(get("has_cu_seqlens_q")),
+        has_cu_seqlens_kv=bool(get("has_cu_seqlens_kv")),
+        has_seqused_q=bool(get("has_seqused_q")),
+        has_seqused_kv=bool(get("has_seqused_kv")),
+        n1=unfold16(get("n1")),
+        n2=unfold16(get("n2")),
+        b=get("b"),
+        cube_slots=get("cube_slots"),
+        d=get("d_minus_1") + 1,
+        dv=get("dv_minus_1") + 1,
+        target_id=get("target_id"),
+        s1=unfold16(get("s1")),
+        s2=unfold16(get("s2")),
+        win_left=unfold16(get("win_left")),
+        win_right=unfold16(get("win_right")),
+        crc=bits >> 32 * (HEAD_WORDS - 1 - FIRST_WORD),
+    )
+
+
+def _unpack_grad(block: Int32Array, slots: int) -> GradSplit:
+    values: dict[str, Any] = {}
+    slices = grad_slices(slots)
+    for column in GRAD:
+        words = block[slices[column.name]]
+        values[column.name] = _frozen(words) if column.cubes else int(words[0])
+    return GradSplit(**values)
