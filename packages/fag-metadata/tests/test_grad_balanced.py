@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,6 @@ def test_balanced_reaches_the_optimum_or_is_close_to_even(problem: AttentionProb
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_balanced_ignores_bounds(problem: AttentionProblem) -> None:
-    import dataclasses
-
     padded = dataclasses.replace(
         problem,
         max_seqlen_q=problem.max_seqlen_q + 1000 if problem.has_lengths_q else problem.max_seqlen_q,
@@ -152,6 +151,15 @@ def test_cpu_ranges_hold_whole_kv_heads_or_units_of_one_query_head(problem: Atte
             for end_head, end_unit in end
         )
         assert whole or one
+
+
+def test_cpu_split_ends_in_a_unit_of_one_column() -> None:
+    problem = AttentionProblem.from_metadata_args(
+        7, 1, 64, batch_size=1, max_seqlen_q=6, max_seqlen_kv=1290, mask_mode=4, win_left=5, win_right=0
+    )
+    split = split_grad_balanced(problem, CPU)
+    assert find_grad_faults(split, problem) == []
+    assert split.end[split.used_cubes - 1] == 7 * 11
 
 
 def test_cpu_split_divides_query_heads_down_to_the_heaviest_unit() -> None:

@@ -6,6 +6,7 @@ Everything else is copied, never refused.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,13 @@ def bfloat16(op: str, name: str) -> np.dtype[Any]:
 
 def spec_of(array: NDArray[Any]) -> TensorSpec:
     """Shape and dtype name, as the argument rules want them."""
-    return TensorSpec(array.shape, array.dtype.name)
+    return TensorSpec(array.shape, dtype_name(array.dtype))
+
+
+@lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype; NumPy builds it anew every time, for the price of a small kernel."""
+    return str(dtype.name)
 
 
 def addressable(array: NDArray[Any]) -> NDArray[Any]:

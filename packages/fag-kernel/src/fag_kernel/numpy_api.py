@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fag_kernel import abi
-from fag_kernel.arrays import addressable, array_ref, compact, read_array, spec_of
+from fag_kernel.arrays import addressable, array_ref, compact, dtype_name, read_array, spec_of
 from fag_metadata import AttentionProblem, Layout, MaskMode, check_metadata, metadata_for
 from fag_metadata.arguments import check_attn_mask_content, check_softmax_scale
 from fag_metadata.errors import problem_error, type_error
@@ -145,7 +145,7 @@ def flash_attn(
     abi.forward(
         problem,
         metadata_words(op, metadata, problem, need_grad=False),
-        q.dtype.name,
+        dtype_name(q.dtype),
         array_ref(q, problem.layout),
         array_ref(k, problem.layout),
         array_ref(v, problem.layout),
@@ -268,7 +268,7 @@ def flash_attn_grad(
     abi.backward(
         problem,
         metadata_words(op, metadata, problem, need_grad=True),
-        q.dtype.name,
+        dtype_name(q.dtype),
         array_ref(q, layout),
         array_ref(k, layout),
         array_ref(v, layout),

@@ -6,11 +6,13 @@ Needs NumPy only. Public names:
 - `flash_attn_metadata`: CANN's function; returns the tensor.
 - `AttentionProblem`, `MaskMode`, `Layout`, `TensorSpec`: what is computed, and every argument rule.
 - `Target`, `TARGETS`: the machines that splits are made for.
+- `balance`: how even a tensor loads the cores.
 - `FORMAT_VERSION`: version of the tensor's layout.
 """
 
 from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
+from .balance import Balance, Load, balance
 from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
@@ -24,6 +26,7 @@ __all__ = [
     "FORMAT_VERSION",
     "TARGETS",
     "AttentionProblem",
+    "Balance",
     "ContractError",
     "ForwardSplit",
     "GradSplit",
@@ -31,6 +34,7 @@ __all__ = [
     "InvalidTypeError",
     "Layout",
     "Lengths",
+    "Load",
     "MaskMode",
     "Metadata",
     "MetadataError",
@@ -42,6 +46,7 @@ __all__ = [
     "TensorSpec",
     "UnsupportedError",
     "__version__",
+    "balance",
     "check",
     "check_metadata",
     "flash_attn_metadata",

@@ -8,6 +8,7 @@ tests; the forward half of it is in `forward_check.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import unpack_from
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from .errors import InvalidTypeError, MetadataError, message
 from .findings import Finding
+from .forward_check import find_forward_faults
 from .grad_check import find_grad_faults
 from .identity import FIRST_WORD, GRAD_BIT, PROBLEM_MASK, field, unfold16
 from .layout import FORMAT_VERSION, HEAD_WORDS, LAYOUT_CODES, MAGIC, total_words
@@ -73,20 +75,23 @@ def check_metadata(op: str, metadata: Any, problem: AttentionProblem, need_grad:
         raise InvalidTypeError(message(op, "metadata", "must be an int32 array", found, remedy=_REMEDY))
     if metadata.ndim != 1:
         raise _error(op, "must have one dimension", f"shape {metadata.shape}")
-    head = metadata[:HEAD_WORDS].tobytes()
+    _check_head(op, metadata[:HEAD_WORDS].tobytes(), len(metadata), problem, need_grad)
+
+
+@lru_cache(maxsize=256)  # what has passed once passes; errors are not cached
+def _check_head(op: str, head: bytes, length: int, problem: AttentionProblem, need_grad: bool) -> None:
     if len(head) < _HEAD_BYTES:
-        raise _error(op, f"must have at least {HEAD_WORDS} words", f"{len(metadata)} words")
+        raise _error(op, f"must have at least {HEAD_WORDS} words", f"{length} words")
     bits = int.from_bytes(head[_FIRST_BYTE:], "little")
     if bits & PROBLEM_MASK != problem.identity.bits:
         _raise_difference(op, bits, problem)
     section_num, _, _, _, aic, aiv = unpack_from("<6i", head)
-    is_grad = bits & GRAD_BIT != 0
-    slots = field(bits, "cube_slots")
     if section_num < 1 or aic < 1 or aiv < 1:
         raise _error(op, "must hold positive counts", f"section_num={section_num}, aic={aic}, aiv={aiv}")
-    words = total_words(section_num, aic, aiv, slots, is_grad)
-    if len(metadata) != words:
-        raise _error(op, f"must have {words} words by its own head", f"{len(metadata)} words")
+    is_grad = bits & GRAD_BIT != 0
+    words = total_words(section_num, aic, aiv, field(bits, "cube_slots"), is_grad)
+    if length != words:
+        raise _error(op, f"must have {words} words by its own head", f"{length} words")
     if need_grad and not is_grad:
         raise _error(op, "must be made with is_grad_enabled=True", "is_grad_enabled=False")
 
@@ -191,5 +196,7 @@ def check(metadata: Any, problem: AttentionProblem) -> Report:
             check_metadata("check", metadata, problem, need_grad=False)
     except (InvalidTypeError, MetadataError) as error:
         return Report((Finding("head", "metadata", str(error)),))
-    findings = [] if view.grad is None else find_grad_faults(view.grad, problem)
+    findings = find_forward_faults(view.forward, problem)
+    if view.grad is not None:
+        findings += find_grad_faults(view.grad, problem)
     return Report(tuple(findings))

@@ -173,6 +173,21 @@ class ForwardBlocks:
             row = flat - begin
         return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside == 0)
 
+    def blocks_at(self, head: Int64Array, row: Int64Array, key: Int64Array) -> Int64Array:
+        """Blocks in front of places; the inverse of `positions`. head <= num_heads, row and key inside."""
+        before = self.before_head(head)
+        inner = np.flatnonzero((head < self.num_heads) & ((row > 0) | (key > 0)))
+        if inner.size:
+            needed, which = np.unique(head[inner] // self.heads_per_entry, return_inverse=True)
+            rows = self.all_rows() if self.num_entries == 1 else self.rows_of(needed)
+            begin = rows.begin[which.reshape(-1)]
+            flat = begin + row[inner]
+            width = rows.before[flat + 1] - rows.before[flat]
+            before = before + 0  # a copy that may be changed
+            before[inner] += rows.before[flat] - rows.before[begin]
+            before[inner] += np.minimum(np.maximum(key[inner] - rows.first[flat], 0), width)
+        return before
+
     def all_rows(self) -> RowBlocks:
         """The row blocks of the heads of all entries (kept)."""
         if self._all_rows is None:

@@ -55,6 +55,11 @@ def _unit_sums(grid: TileGrid, group: int) -> Int64Array:
     return grid.area(group, 0, int(grid.len_q[group]), 0, key)
 
 
+def _tiles_before_units(unit: Int64Array, rows: int, cols: int) -> Int64Array:
+    """Returns the tiles of a head in front of each unit; the last unit may have one column only."""
+    return np.minimum(unit * _UNIT_COLS, cols) * rows
+
+
 def _equal_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
     """Cuts equal heads: all kv heads whole, or all query heads in the same number of parts.
 
@@ -69,7 +74,7 @@ def _equal_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
         inner = min_max_cuts(sums, min(parts, len(sums) - 1))
         if _heaviest(sums, inner) < -(-kv_heads // cores) * g * int(grid.head_area[0]):
             starts = np.arange(heads, dtype=np.int64)[:, None] * (rows * cols)
-            starts = starts + inner[:-1] * (_UNIT_COLS * rows)
+            starts = starts + _tiles_before_units(inner[:-1], rows, cols)
             return np.append(starts.ravel(), grid.total_tiles)
     ranges = min(cores, kv_heads)
     shares: Int64Array = np.arange(ranges + 1, dtype=np.int64) * kv_heads // ranges
@@ -137,8 +142,9 @@ def _ragged_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
         run = sums[start : stop + 1] - sums[start]
         cuts.append(tile_numbers(start + min_max_cuts(run, min(count + more, stop - start))))
     for unit, parts in best.divided:
-        inner = min_max_cuts(unit.sums, parts)[:-1] * (_UNIT_COLS * int(grid.rows[unit.group]))
-        heads = np.arange(unit.heads, dtype=np.int64) * int(grid.rows[unit.group] * grid.cols[unit.group])
+        rows, cols = int(grid.rows[unit.group]), int(grid.cols[unit.group])
+        inner = _tiles_before_units(min_max_cuts(unit.sums, parts)[:-1], rows, cols)
+        heads = np.arange(unit.heads, dtype=np.int64) * (rows * cols)
         cuts.append((heads[:, None] + inner).ravel() + int(grid.tile_start[unit.group]))
     return np.unique(np.concatenate(cuts))
 

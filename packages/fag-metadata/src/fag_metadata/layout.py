@@ -8,7 +8,7 @@ identity in the head words 8..15 that CANN leaves zero:
     16 + section_num*aic*16          FD rows: section_num x aiv x 16 words
     16 + section_num*(aic+aiv)*16    FAG block, only with is_grad; C cube slots and 2*C vector slots
 
-pack, unpack and `include/fag_metadata/layout.h` (see `_header.py`) are derived from the tables HEAD,
+pack, unpack and `include/fag_metadata/layout.h` (see tools/make_header.py) are derived from the tables HEAD,
 IDENTITY, FA_ROW, FD_ROW and GRAD. A change of a table needs a step of FORMAT_VERSION; a test compares the
 digest with contracts.toml.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from pathlib import Path
+from os import path
 from typing import NamedTuple
 
 import numpy as np
@@ -205,6 +205,18 @@ def grad_slices(cube_slots: int) -> dict[str, slice]:
     return slices
 
 
+@lru_cache(maxsize=64)
+def _grad_runs(cube_slots: int) -> list[tuple[slice, list[str]]]:
+    """Returns the FAG block as runs to write at once: an array, or the single words between two arrays."""
+    runs: list[tuple[slice, list[str]]] = []
+    for field, where in zip(GRAD, grad_slices(cube_slots).values(), strict=True):
+        if runs and not field.cubes and where.start - runs[-1][0].start == len(runs[-1][1]):
+            runs[-1] = (slice(runs[-1][0].start, where.stop), [*runs[-1][1], field.name])
+        else:
+            runs.append((where, [field.name]))
+    return runs
+
+
 def grad_words(cube_slots: int) -> int:
     """Returns the length of a FAG block: 412 with CANN's 36 slots."""
     return sum(field.cubes * cube_slots if field.cubes else 1 for field in GRAD)
@@ -230,11 +242,10 @@ def get_include() -> str:
     """Returns the directory to pass to a C or C++ compiler so that `fag_metadata/layout.h` is found.
 
     Example:
-        >>> from pathlib import Path
-        >>> (Path(get_include()) / "fag_metadata" / "layout.h").is_file()
+        >>> path.isfile(path.join(get_include(), "fag_metadata", "layout.h"))
         True
     """
-    return str(Path(__file__).parent / "include")
+    return path.join(path.dirname(path.abspath(__file__)), "include")
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,36 +271,12 @@ class ForwardSplit:
 
 @dataclass(frozen=True, eq=False)
 class GradSplit:
-    """Who computes which backward tiles; the fields are those of the table GRAD.
+    """Who computes which backward tiles; the fields are those of the table GRAD, which describes them.
 
     A tile is 128 queries x 128 keys of one query head; numbers count all tiles, also masked ones, in the
     order batch, kv head, query head of it, key tile, query tile (fastest). With is_variable each batch entry
     has its own rectangle of ceil(len_q/128) x ceil(len_kv/128) tiles per head, otherwise all have o1 x o2.
-
-    Attributes:
-        split_axis: 0 = all axes, 1 = whole heads.
-        used_cubes: Cube cores with a range.
-        tiles_per_core: Tiles that the split intends for a core.
-        o1: Tiles along q for s1.
-        o2: Tiles along kv for s2.
-        layout: LayoutWord.
-        is_sparse: 1 if the mask hides tiles.
-        sparse_mode: 0, 3 or 4.
-        start: int32 (C,), first tile of each core.
-        end: int32 (C,), end tile of each core, exclusive.
-        batch: int32 (C,), batch entry in which each core starts (variable lengths only).
-        mask_mode: As given.
-        win_left: As given.
-        win_right: As given.
-        s1: Query length or bound that o1 was counted with.
-        s2: Key length or bound that o2 was counted with.
-        used_vectors: Vector cores of the clear and convert passes.
-        dq_rows: Rows (tokens x heads) of dQ.
-        dkv_rows: Rows of dK and of dV.
-        dq_start: int32 (2*C,), first dQ row of each vector core.
-        dq_end: int32 (2*C,).
-        dkv_start: int32 (2*C,).
-        dkv_end: int32 (2*C,).
+    Words per core are int32 (C,), words per vector core int32 (2*C,).
     """
 
     split_axis: int
@@ -341,8 +328,8 @@ def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | N
     words[HEAD_WORDS:fd_offset] = forward.fa.ravel()
     words[fd_offset:offset] = forward.fd.ravel()
     if grad is not None:
-        block = words[offset:]
         values = grad.__dict__
-        for name, where in grad_slices(slots).items():
-            block[where] = values[name]
+        block = words[offset:]
+        for where, names in _grad_runs(slots):
+            block[where] = values[names[0]] if len(names) == 1 else [values[name] for name in names]
     return words

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from . import arguments as rules
 from .errors import problem_error
 from .identity import ProblemIdentity, problem_identity
+from .length_lists import batch_of_lists, effective, longest_of, parse_lists, starts, steps
 from .terms import INT32_MAX, Layout, Lengths, MaskMode, TensorSpec
 
 Int64Array = NDArray[np.int64]
@@ -111,22 +112,22 @@ class AttentionProblem:
     @cached_property
     def lengths_q(self) -> Int64Array:
         """Real query length of each batch entry, shape (b,)."""
-        return _effective(self.seqused_q, self.cu_seqlens_q, self.b, self.s1)
+        return effective(self.seqused_q, self.cu_seqlens_q, self.b, self.s1)
 
     @cached_property
     def lengths_kv(self) -> Int64Array:
         """Real key length of each batch entry, shape (b,)."""
-        return _effective(self.seqused_kv, self.cu_seqlens_kv, self.b, self.s2)
+        return effective(self.seqused_kv, self.cu_seqlens_kv, self.b, self.s2)
 
     @cached_property
     def starts_q(self) -> Int64Array:
         """First query token of each batch entry, counting the tokens of all slots, shape (b,)."""
-        return _starts(self.cu_seqlens_q, self.b, self.s1)
+        return starts(self.cu_seqlens_q, self.b, self.s1)
 
     @cached_property
     def starts_kv(self) -> Int64Array:
         """First key token of each batch entry, counting the tokens of all slots, shape (b,)."""
-        return _starts(self.cu_seqlens_kv, self.b, self.s2)
+        return starts(self.cu_seqlens_kv, self.b, self.s2)
 
     @property
     def has_lengths_q(self) -> bool:
@@ -204,27 +205,8 @@ class AttentionProblem:
     ) -> AttentionProblem:
         """Describes a call by its sizes: the arguments of flash_attn_metadata.
 
-        Args:
-            num_heads_q: Query heads N1, a multiple of num_heads_kv.
-            num_heads_kv: Key-value heads N2.
-            head_dim: Head dim D of q and k, 1..256.
-            head_dim_v: Head dim Dv of v, 1..D; None or -1 = D.
-            cu_seqlens_q: int32 (B+1,), with layout TND only.
-            cu_seqlens_kv: int32 (B+1,), with layout TND only.
-            seqused_q: int32 (B,), used length of each query slot.
-            seqused_kv: int32 (B,), used length of each key slot.
-            batch_size: B; None or -1 = length of the lists.
-            max_seqlen_q: S1; with lengths a bound, None or -1 = none.
-            max_seqlen_kv: S2; with lengths a bound, None or -1 = none.
-            mask_mode: MaskMode, its int or its name; None = NO_MASK.
-            win_left: -1 or 0..2^31-1; None = -1.
-            win_right: -1 or 0..2^31-1; None = -1.
-            layout_q: BSND, BNSD or TND; None = BSND.
-            layout_kv: Equal to layout_q; None = layout_q. CANN's paged layouts (PA_...) describe the storage
-                of the keys only and are accepted for a forward split.
-            layout_out: Equal to layout_q, or BSND with layout_q BNSD; None = layout_q.
-            is_grad_enabled: Whether a gradient will be asked for; refuses paged keys.
-            op: Name that stands in the messages.
+        They are described there; None and -1 mean not given. CANN's paged layouts of keys (PA_...) describe
+        their storage only and are accepted for a forward split.
 
         Returns:
             The validated problem.
@@ -261,8 +243,8 @@ class AttentionProblem:
         b_given = (
             -1 if batch_size is None else rules.parse_int(op, "batch_size", batch_size, -1, rules.MAX_BATCH)
         )
-        lists = _parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
-        b = _batch_of_lists(op, layout, lists, b_given)
+        lists = parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+        b = batch_of_lists(op, layout, lists, b_given)
         bounds = (
             -1 if max_seqlen_q is None else max_seqlen_q,
             -1 if max_seqlen_kv is None else max_seqlen_kv,
@@ -280,8 +262,8 @@ class AttentionProblem:
                 sides.append((s, b * s, s))
                 continue
             if used is not None:
-                rules.check_seqused(op, f"seqused_{side}", used, b, None if cu is None else _steps(cu))
-            longest = _longest(used, cu)
+                rules.check_seqused(op, f"seqused_{side}", used, b, None if cu is None else steps(cu))
+            longest = longest_of(used, cu)
             s_given = rules.check_max_seqlen(op, name, bound, longest)
             slot = longest if s_given == -1 or layout is Layout.TND else s_given
             sides.append((slot, b * slot if cu is None else int(cu.values[-1]), s_given))
@@ -380,16 +362,16 @@ class AttentionProblem:
         if attn_mask is not None:
             rules.check_attn_mask(op, attn_mask, mode)
 
-        lists = _parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
-        b = _batch_of_lists(op, layout, lists, b, "q")
+        lists = parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
+        b = batch_of_lists(op, layout, lists, b, "q")
         slots: list[NDArray[np.int64] | int]
         if layout is Layout.TND:
             t1, t2 = s1, s2
-            assert lists[0] is not None  # _batch_of_lists has refused that
+            assert lists[0] is not None  # batch_of_lists has refused that
             assert lists[1] is not None
             rules.check_cu_seqlens(op, "cu_seqlens_q", lists[0], t1)
             rules.check_cu_seqlens(op, "cu_seqlens_kv", lists[1], t2)
-            slots = [_steps(lists[0]), _steps(lists[1])]
+            slots = [steps(lists[0]), steps(lists[1])]
         else:
             t1, t2 = b * s1, b * s2
             slots = [s1, s2]
@@ -398,7 +380,7 @@ class AttentionProblem:
         for side, slot, used, bound in zip(("q", "kv"), slots, lists[2:], given, strict=True):
             if used is not None:
                 rules.check_seqused(op, f"seqused_{side}", used, b, slot)
-                longest = _longest(used, None)
+                longest = longest_of(used, None)
             else:
                 longest = slot if isinstance(slot, int) else int(slot.max(initial=0))
             bounds.append((rules.check_max_seqlen(op, f"max_seqlen_{side}", bound, longest), longest))
@@ -431,69 +413,6 @@ class AttentionProblem:
         )
 
 
-_Lists = tuple["Lengths | None", "Lengths | None", "Lengths | None", "Lengths | None"]
-
-
-def _parse_lists(op: str, cu_q: Any, cu_kv: Any, used_q: Any, used_kv: Any) -> _Lists:
-    return (
-        None if cu_q is None else Lengths.parse(op, "cu_seqlens_q", cu_q),
-        None if cu_kv is None else Lengths.parse(op, "cu_seqlens_kv", cu_kv),
-        None if used_q is None else Lengths.parse(op, "seqused_q", used_q),
-        None if used_kv is None else Lengths.parse(op, "seqused_kv", used_kv),
-    )
-
-
-def _batch_of_lists(op: str, layout: Layout, lists: _Lists, b_given: int, b_name: str = "batch_size") -> int:
-    """Returns B: what is given, or the length of the lists, which must agree."""
-    cu_q, cu_kv, used_q, used_kv = lists
-    if layout is Layout.TND:
-        for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
-            if cu is None:
-                raise problem_error(op, name, "must be given with layout TND", None)
-            rules.check_cu_seqlens(op, name, cu, None)
-        assert cu_q is not None
-        assert cu_kv is not None
-        b = len(cu_q) - 1
-        if len(cu_kv) - 1 != b:
-            raise problem_error(
-                op,
-                "cu_seqlens_kv",
-                "must describe the batch of cu_seqlens_q",
-                f"B={len(cu_kv) - 1}",
-                cu_seqlens_q=f"B={b}",
-            )
-        if b_name == "batch_size" and b_given not in (-1, b):
-            raise problem_error(
-                op,
-                "batch_size",
-                "must be that of cu_seqlens_q",
-                b_given,
-                cu_seqlens_q=f"B={b}",
-                remedy="Leave it out",
-            )
-        return b
-    for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_kv", cu_kv)):
-        if cu is not None:
-            raise problem_error(
-                op,
-                name,
-                f"must be None with layout {layout}",
-                f"{len(cu)} elements",
-                remedy="Use layout TND, or seqused",
-            )
-    if b_given != -1:
-        rules.check_batch(op, b_name, b_given)
-    elif used_q is None and used_kv is None:
-        raise problem_error(op, b_name, f"must be given with layout {layout} without lengths", None)
-    for name, used in (("seqused_q", used_q), ("seqused_kv", used_kv)):
-        if used is not None and b_given == -1:
-            b_given = len(used)
-            rules.check_batch(op, name, b_given)
-        elif used is not None and len(used) != b_given:
-            raise problem_error(op, name, "must have B elements", f"{len(used)} elements", B=b_given)
-    return b_given
-
-
 def _axes(layout: Layout, spec: TensorSpec) -> tuple[int, int, int, int]:
     """Returns (b, s, n, d) of a q or k; for TND b = 0 stands for unknown and s is T."""
     shape = spec.shape
@@ -502,27 +421,3 @@ def _axes(layout: Layout, spec: TensorSpec) -> tuple[int, int, int, int]:
     if layout is Layout.BNSD:
         return shape[0], shape[2], shape[1], shape[3]
     return 0, shape[0], shape[1], shape[2]
-
-
-def _steps(offsets: Lengths) -> Int64Array:
-    steps: Int64Array = offsets.values[1:] - offsets.values[:-1]
-    return steps
-
-
-def _longest(used: Lengths | None, cu: Lengths | None) -> int:
-    if used is not None:
-        return int(used.values.max(initial=0))
-    assert cu is not None
-    return int(_steps(cu).max(initial=0))
-
-
-def _effective(used: Lengths | None, cu: Lengths | None, b: int, s: int) -> Int64Array:
-    lengths = used.values if used is not None else _steps(cu) if cu is not None else np.full(b, s, np.int64)
-    lengths.flags.writeable = False
-    return lengths
-
-
-def _starts(cu: Lengths | None, b: int, s: int) -> Int64Array:
-    starts: Int64Array = cu.values[:-1] if cu is not None else np.arange(b, dtype=np.int64) * s
-    starts.flags.writeable = False
-    return starts

@@ -74,30 +74,8 @@ class Identity:
     """What the head says about the problem, target and split (words 8..15).
 
     Numbers of the problem are None where only a fold of them is stored (32768 and more).
-
-    Attributes:
-        format_version: FORMAT_VERSION of the writer.
-        route: Kernel template that the backward split was made for.
-        split: How the ranges were chosen.
-        layout: Layout of q, k and v.
-        mask_mode: Which keys a row may see.
-        is_grad: Whether the backward split is there.
-        has_cu_seqlens_q: Whether cu_seqlens_q was given.
-        has_cu_seqlens_kv: Whether cu_seqlens_kv was given.
-        has_seqused_q: Whether seqused_q was given.
-        has_seqused_kv: Whether seqused_kv was given.
-        n1: Query heads.
-        n2: Key-value heads.
-        b: Batch size.
-        cube_slots: Cube slots of the FAG block.
-        d: Head dim.
-        dv: Head dim of v.
-        target_id: Low 16 bits of the CRC of the target's name.
-        s1: Query length; 0 with explicit lengths.
-        s2: Key length; 0 with explicit lengths.
-        win_left: Left window, -1 = unbounded.
-        win_right: Right window, -1 = unbounded.
-        crc: CRC of the whole identity.
+    The fields are those of the tables IDENTITY and HEAD in layout.py, which describe them; d and dv are the
+    head dims themselves.
     """
 
     format_version: int

@@ -138,9 +138,9 @@ def _import_sibling(distribution: str) -> ModuleType:
         if _is_contract_error(error):  # fag-kernel refused fag-metadata: its sentence already says all
             raise
         version = _installed_version(distribution)
-        state = "is not installed" if version is None else f"{version} does not import"
+        state = "none is installed" if version is None else f"the installed {version} does not import"
         raise _error(
-            f"fag-torch {__version__} needs {distribution}~=0.1.0, which {state} ({error})"
+            f"fag-torch {__version__} works with {distribution}~=0.1.0, but {state} ({error})"
         ) from None
 
 

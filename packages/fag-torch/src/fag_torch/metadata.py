@@ -72,7 +72,7 @@ def make(
         else:
             device = torch.device("npu" if npu.is_present() else "cpu")
     target = target_of(device)
-    hosted = {
+    hosted: dict[str, Any] = {
         name: None if tensor is None else host_array(_OP, name, tensor.cpu())
         for name, tensor in zip(LENGTH_NAMES, lengths, strict=True)
     }

@@ -160,7 +160,10 @@ def _anchors() -> list[Library]:
         for op in schemas:
             shown = op if namespace == CANN_NAMESPACE else cpu.FRONT
             refusal = autograd.refuse_vmap(shown)
-            for key in ("FuncTorchBatched", "Batched"):  # torch.vmap, and is_grads_batched of torch.autograd.grad
+            for key in (
+                "FuncTorchBatched",
+                "Batched",
+            ):  # torch.vmap, and is_grads_batched of torch.autograd.grad
                 library.impl(op, refusal, key)  # type: ignore[no-untyped-call]
         anchors.append(library)
     return anchors

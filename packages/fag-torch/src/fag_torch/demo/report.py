@@ -5,9 +5,8 @@ Drawn from what the kernels were given: the metadata of the last batch, unpacked
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -19,7 +18,7 @@ from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
 import fag_metadata
-from fag_torch import MaskMode, flash_attn_metadata
+from fag_metadata import AttentionProblem, MaskMode
 from fag_torch.demo.checks import Speed
 from fag_torch.demo.data import Batch
 from fag_torch.demo.model import Config
@@ -33,20 +32,24 @@ CORE_COLORS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One 128 x 128 tile of the backward: where it lies in the packed batch and who computes it."""
+class Tile(NamedTuple):
+    """A tile of head 0: whose it is, and its tokens in the packed batch."""
 
     core: int
-    head: int
-    rows: tuple[int, int]  # of the packed batch, begin and end
-    columns: tuple[int, int]
-    pairs: int  # that the mask leaves
+    queries: range
+    keys: range
 
 
-def tiles_of(batch: Batch, config: Config, window: int | None) -> list[Tile]:
-    """All tiles with anything to compute, from the metadata that the kernels execute for this batch."""
-    words = flash_attn_metadata(
+class Split(NamedTuple):
+    """What the kernels were told for one kind of layer: tiles of head 0, and pairs per core of all heads."""
+
+    tiles: list[Tile]
+    loads: NDArray[np.int64]
+
+
+def split_of(batch: Batch, config: Config, window: int | None) -> Split:
+    """Takes the metadata apart that the kernels execute for this batch."""
+    problem = AttentionProblem.from_metadata_args(
         config.n1,
         config.n2,
         config.d,
@@ -58,31 +61,27 @@ def tiles_of(batch: Batch, config: Config, window: int | None) -> list[Tile]:
         layout_q="TND",
         layout_kv="TND",
         layout_out="TND",
-        is_grad_enabled=True,
     )
-    split = fag_metadata.unpack(words.numpy()).grad
-    assert split is not None  # is_grad_enabled above
-    owners = [(int(split.start[core]), int(split.end[core]), core) for core in range(split.used_cubes)]
-    tiles, number, owner = [], 0, 0
+    words = fag_metadata.metadata_for(problem, "cpu")
+    ranges = fag_metadata.unpack(words).tile_ranges
+    ends = np.array([tiles.end for tiles in ranges])
+    found, number = [], 0
     for begin, length in zip(batch.cu_seqlens.tolist(), batch.lengths, strict=False):
-        count = -(-length // TILE)
-        for head in range(config.n1):
-            for column in range(count):
-                for row in range(count):
-                    while owner < len(owners) - 1 and number >= owners[owner][1]:
-                        owner += 1
-                    rows = (row * TILE, min(length, (row + 1) * TILE))
-                    columns = (column * TILE, min(length, (column + 1) * TILE))
-                    pairs = int(_visible(np.arange(*rows), np.arange(*columns), window).sum())
-                    if pairs:
-                        shift = [(low + begin, high + begin) for low, high in (rows, columns)]
-                        tiles.append(Tile(owners[owner][2], head, shift[0], shift[1], pairs))
-                    number += 1
-    return tiles
+        parts = [range(begin + t, begin + min(t + TILE, length)) for t in range(0, length, TILE)]
+        for keys in parts:
+            for queries in parts:
+                core = ranges[int(np.searchsorted(ends, number, side="right"))].core
+                if _visible(np.array(queries), np.array(keys), window).any():
+                    found.append(Tile(core, queries, keys))
+                number += 1
+        number += (config.n1 - 1) * len(parts) ** 2
+    load = fag_metadata.balance(words, problem).grad
+    assert load is not None  # metadata_for includes the gradient
+    return Split(found, load.area[: len(ranges)])
 
 
-def _visible(rows: NDArray[Any], columns: NDArray[Any], window: int | None) -> NDArray[np.bool_]:
-    distance = rows[:, None] - columns[None]
+def _visible(queries: NDArray[Any], keys: NDArray[Any], window: int | None) -> NDArray[np.bool_]:
+    distance = queries[:, None] - keys[None]
     seen: NDArray[np.bool_] = (distance >= 0) & (distance < (window or 1 << 30))
     return seen
 
@@ -105,9 +104,9 @@ def draw(history: History, speed: Speed, grad_error: float, out: Path) -> None:
         _draw_loss(figure.add_subplot(grid[0, 0]), history)
         _draw_caption(figure.add_subplot(grid[1, 0]), history, speed, grad_error)
         for column, (window, title) in enumerate(kinds, start=1):
-            tiles = tiles_of(batch, config, window)
-            _draw_map(figure.add_subplot(grid[0, column]), batch, tiles, window, title)
-            _draw_loads(figure.add_subplot(grid[1, column]), tiles)
+            split = split_of(batch, config, window)
+            _draw_map(figure.add_subplot(grid[0, column]), batch, split.tiles, window, title)
+            _draw_loads(figure.add_subplot(grid[1, column]), split.loads)
         figure.savefig(out, dpi=130)
         plt.close(figure)
 
@@ -115,7 +114,8 @@ def draw(history: History, speed: Speed, grad_error: float, out: Path) -> None:
 def _draw_loss(axes: Any, history: History) -> None:
     losses = np.array(history.losses)
     axes.plot(losses, color=OURS, alpha=0.35, linewidth=1)
-    around = np.exp(-(np.subtract.outer(np.arange(len(losses)), np.arange(len(losses))) ** 2) / 18)
+    steps = np.arange(len(losses))
+    around = np.exp(-0.5 * (np.subtract.outer(steps, steps) / max(0.5, len(losses) / 40)) ** 2)
     axes.plot(around @ losses / around.sum(1), color=OURS, linewidth=2)
     half = history.first_loss / 2
     axes.axhline(half, color=QUIET, linewidth=1, linestyle=(0, (4, 4)))
@@ -148,14 +148,13 @@ def _draw_map(axes: Any, batch: Batch, tiles: list[Tile], window: int | None, ti
     image = np.ones((-(-size // PIXEL),) * 2 + (3,))
     centers: dict[int, list[tuple[float, float]]] = {}
     for tile in tiles:
-        if tile.head:
-            continue
-        rows = np.arange(-(-tile.rows[0] // PIXEL), -(-tile.rows[1] // PIXEL))
-        columns = np.arange(-(-tile.columns[0] // PIXEL), -(-tile.columns[1] // PIXEL))
+        rows, columns = (
+            np.arange(-(-x.start // PIXEL), -(-x.stop // PIXEL)) for x in (tile.queries, tile.keys)
+        )
         seen = _visible(rows * PIXEL, columns * PIXEL, window)[..., None]
         color = _color(tile.core)
         image[rows[:, None], columns[None]] = np.where(seen, color, 1 - (1 - color) * 0.18)
-        centers.setdefault(tile.core, []).append((float(np.mean(tile.rows)), float(np.mean(tile.columns))))
+        centers.setdefault(tile.core, []).append((float(np.mean(tile.queries)), float(np.mean(tile.keys))))
     axes.imshow(image, extent=(0, size, size, 0), interpolation="nearest")
     for begin, length in zip(batch.cu_seqlens.tolist(), batch.lengths, strict=False):
         axes.add_patch(plt.Rectangle((begin, begin), length, length, fill=False, color=INK, linewidth=0.6))
@@ -175,11 +174,8 @@ def _draw_map(axes: Any, batch: Batch, tiles: list[Tile], window: int | None, ti
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_loads(axes: Any, tiles: list[Tile]) -> None:
-    cores = max(tile.core for tile in tiles) + 1
-    loads = np.zeros(cores)
-    for tile in tiles:
-        loads[tile.core] += tile.pairs
+def _draw_loads(axes: Any, loads: NDArray[np.int64]) -> None:
+    cores = len(loads)
     axes.bar(np.arange(cores), loads / 1e6, color=[_color(core) for core in range(cores)], width=0.85)
     axes.axhline(loads.mean() / 1e6, color=INK, linewidth=1, linestyle=(0, (4, 4)))
     label = "logical core (all heads; dashed: mean)"
