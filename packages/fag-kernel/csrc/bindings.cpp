@@ -16,7 +16,5 @@ PYBIND11_MODULE(_native, m) {
     fag::bind_problem(m);
     fag::bind_dlpack(m);
     fag::tiling::bind_tiling(m);
-#if FAG_HAS_CPU
     fag::cpu::bind_cpu(m);
-#endif
 }
