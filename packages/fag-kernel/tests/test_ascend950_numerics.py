@@ -114,7 +114,13 @@ class Case:
 def grid_cases() -> list[Case]:
     """All problems; together they meet every template, mask, layout and form (test_cases_cover_the_contract)."""
     general = Case(n1=4, n2=2)  # GQA keeps a problem in template BN2GS1S2
-    windows = [(WINDOW, (60, 10)), (WINDOW, (-1, 5)), (WINDOW, (30, -1)), (WINDOW, (0, 0)), (WINDOW, (2**31 - 1, 2**31 - 1))]
+    windows = [
+        (WINDOW, (60, 10)),
+        (WINDOW, (-1, 5)),
+        (WINDOW, (30, -1)),
+        (WINDOW, (0, 0)),
+        (WINDOW, (2**31 - 1, 2**31 - 1)),
+    ]
     masks: list[tuple[int, tuple[int, int]]] = [(FULL, (-1, -1)), (CAUSAL, (-1, -1)), *windows]
     cases = []
     # dense layouts x masks x shapes: rows without keys, keys without rows, tails, exact tiles
@@ -147,9 +153,21 @@ def grid_cases() -> list[Case]:
             replace(used, mask=mask, win=win, used_q=(300, 1), split="balanced"),
         ]
     # head dims
-    for d, dv in ((64, 40), (72, 72), (72, 64), (128, 100), (128, 128), (192, 128), (192, 160), (136, 8), (192, 192)):
+    for d, dv in (
+        (64, 40),
+        (72, 72),
+        (72, 64),
+        (128, 100),
+        (128, 128),
+        (192, 128),
+        (192, 160),
+        (136, 8),
+        (192, 192),
+    ):
         cases.append(replace(general, n1=2, n2=1, s1=140, s2=150, d=d, dv=dv, mask=CAUSAL))
-        cases.append(replace(general, n1=1, n2=1, s1=150, s2=130, d=d, dv=dv, mask=WINDOW, win=(70, 4), layout="BNSD"))
+        cases.append(
+            replace(general, n1=1, n2=1, s1=150, s2=130, d=d, dv=dv, mask=WINDOW, win=(70, 4), layout="BNSD")
+        )
     cases += [replace(ragged, d=d, dv=dv, mask=CAUSAL) for d, dv in ((72, 40), (128, 128))]
     # template BN2, one tile a head
     single = Case(n1=3, n2=3, b=2, expect="BN2-dense")
@@ -185,17 +203,28 @@ def grid_cases() -> list[Case]:
     cases += [
         replace(general, soc=soc, mask=mask, win=win)
         for soc, (mask, win) in zip(
-            ("Ascend950PR_950z", "Ascend950DT_950x", "Ascend950PR_9579", "Ascend950PR_9589", "Ascend950PR_9599"),
-            masks, strict=False,
+            (
+                "Ascend950PR_950z",
+                "Ascend950DT_950x",
+                "Ascend950PR_9579",
+                "Ascend950PR_9589",
+                "Ascend950PR_9599",
+            ),
+            masks,
+            strict=False,
         )  # fmt: skip
     ]
     # float32 through every template
     cases += [
         replace(case, dtype="float32")
         for case in (
-            replace(general, mask=CAUSAL), replace(ragged, mask=WINDOW, win=(20, 3)), replace(single, s1=70, s2=90),
-            replace(multi, mask=CAUSAL, s1=384, s2=128, expect="multiblk-zero"), swizzle,
-            replace(general, d=192, dv=128, n1=2, n2=1), replace(used, used_q=(0, 200), used_kv=(100, 280)),
+            replace(general, mask=CAUSAL),
+            replace(ragged, mask=WINDOW, win=(20, 3)),
+            replace(single, s1=70, s2=90),
+            replace(multi, mask=CAUSAL, s1=384, s2=128, expect="multiblk-zero"),
+            swizzle,
+            replace(general, d=192, dv=128, n1=2, n2=1),
+            replace(used, used_q=(0, 200), used_kv=(100, 280)),
         )  # fmt: skip
     ]
     return list(dict.fromkeys(cases))
@@ -222,7 +251,12 @@ class Run:
             "BNSD": ((case.b, case.n1, case.s1), (case.b, case.n2, case.s2)),
             "TND": ((case.cu_q or (0,))[-1:] + (case.n1,), (case.cu_kv or (0,))[-1:] + (case.n2,)),
         }[case.layout]
-        shapes = {"q": (*rows[0], case.d), "k": (*rows[1], case.d), "v": (*rows[1], dv), "dout": (*rows[0], dv)}
+        shapes = {
+            "q": (*rows[0], case.d),
+            "k": (*rows[1], case.d),
+            "v": (*rows[1], dv),
+            "dout": (*rows[0], dv),
+        }
         self.arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
         self.sinks = rng.standard_normal(case.n1).astype(np.float32) if case.sinks else None
         self.problem = case.problem()
@@ -232,7 +266,10 @@ class Run:
         assert case.expect in self.plan.key.name, self.plan.trace
         q, k, v = (self.arrays[name] for name in ("q", "k", "v"))
         self.out_reference, self.lse_reference = oracle.forward(q, k, v, case.call, self.sinks)
-        self.arrays |= {"attn_out": self.out_reference.astype(dtype), "lse": self.lse_reference.astype(np.float32)}
+        self.arrays |= {
+            "attn_out": self.out_reference.astype(dtype),
+            "lse": self.lse_reference.astype(np.float32),
+        }
         self.reference = oracle.backward(*self._operands(), case.call, self.sinks)
         if self.poison:
             self._poison()
@@ -256,7 +293,9 @@ class Run:
             self.arrays[name][~mask] = np.nan
 
     def backward(self, form: str) -> interpret.Gradients:
-        return interpret.backward(self.plan, self.metadata, *self._operands(), form=form, **self.case.lengths())
+        return interpret.backward(
+            self.plan, self.metadata, *self._operands(), form=form, **self.case.lengths()
+        )
 
     def forward(self) -> tuple[Any, Any]:
         operands = [self.arrays[name] for name in ("q", "k", "v")]
@@ -267,7 +306,11 @@ class Run:
         case, dtype = self.case, np.dtype(self.case.dtype)
         q, k, v, dout, out, lse = (np.asarray(x, np.float32) for x in self._operands())
         scale = np.float32(case.call.scale(case.d))
-        dq, dk, dv = np.zeros(q.shape, np.float32), np.zeros(k.shape, np.float32), np.zeros(v.shape, np.float32)
+        dq, dk, dv = (
+            np.zeros(q.shape, np.float32),
+            np.zeros(k.shape, np.float32),
+            np.zeros(v.shape, np.float32),
+        )
 
         def rounded(x: Any) -> Any:
             return x.astype(dtype).astype(np.float32)
@@ -280,7 +323,9 @@ class Run:
                 k_h, v_h = (oracle.rows(x, case.layout, sequence, kv, "kv") for x in (k, v))
                 lse_h = oracle.lse_rows(lse, case.layout, sequence, head)
                 with np.errstate(invalid="ignore", over="ignore"):
-                    p = np.where(seen, np.exp(np.minimum(scale * (q_h @ k_h.T) - lse_h[:, None], 0)), np.float32(0))
+                    p = np.where(
+                        seen, np.exp(np.minimum(scale * (q_h @ k_h.T) - lse_h[:, None], 0)), np.float32(0)
+                    )
                 ds = rounded(p * (do_h @ v_h.T - (do_h * o_h).sum(1)[:, None]))
                 oracle.rows(dq, case.layout, sequence, head, "q")[...] += scale * (ds @ k_h)
                 oracle.rows(dk, case.layout, sequence, kv, "kv")[...] += scale * (ds.T @ q_h)
@@ -318,7 +363,9 @@ def test_forward_matches_float64(case: Case) -> None:
     out, lse = run.forward()
     rounding = relative(run.out_reference.astype(case.dtype), run.out_reference)
     # P is rounded to the type once more than the output is.
-    assert relative(out, run.out_reference) <= (2 * rounding if case.dtype == "float16" else 4 * rounding + 1e-6)
+    assert relative(out, run.out_reference) <= (
+        2 * rounding if case.dtype == "float16" else 4 * rounding + 1e-6
+    )
     assert np.array_equal(np.isneginf(lse), np.isneginf(run.lse_reference))
     finite = np.isfinite(run.lse_reference)
     q, k = (np.abs(run.arrays[name].astype(np.float64)).max() for name in ("q", "k"))
@@ -355,7 +402,9 @@ def test_swizzle_gives_the_same_bits_as_ranges_in_the_deterministic_form() -> No
 POISONED = [
     Case(n1=4, n2=2, mask=CAUSAL, s1=300, s2=140),
     Case(b=2, n1=2, n2=1, s1=150, s2=140, used_q=(100, 20), used_kv=(60, 140)),
-    Case("TND", n1=2, n2=1, mask=WINDOW, win=(20, 0), cu_q=(0, 200, 260), cu_kv=(0, 50, 180), used_q=(190, 9)),
+    Case(
+        "TND", n1=2, n2=1, mask=WINDOW, win=(20, 0), cu_q=(0, 200, 260), cu_kv=(0, 50, 180), used_q=(190, 9)
+    ),
     Case(b=2, n1=3, n2=3, mask=CAUSAL, s1=100, s2=64, used_q=(100, 7), used_kv=(50, 64), expect="BN2-dense"),
 ]
 
@@ -374,7 +423,9 @@ def test_extreme_sinks(sink: float) -> None:
     run.sinks = np.full(2, sink, np.float32)
     out, lse = run.forward()
     call = run.case.call
-    reference, lse_reference = oracle.forward(*(run.arrays[name] for name in ("q", "k", "v")), call, run.sinks)
+    reference, lse_reference = oracle.forward(
+        *(run.arrays[name] for name in ("q", "k", "v")), call, run.sinks
+    )
     assert np.allclose(lse, lse_reference, rtol=1e-5)
     assert relative(out, reference) <= 1e-3
 

@@ -48,7 +48,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise ArtefactError(f"ascend950: {path.name} must be in {path.parent}, it is missing. {REMEDY}") from None
+        raise ArtefactError(
+            f"ascend950: {path.name} must be in {path.parent}, it is missing. {REMEDY}"
+        ) from None
     except ValueError as reason:
         raise ArtefactError(f"ascend950: {path.name} must be JSON, got {reason}. {REMEDY}") from None
 
@@ -138,7 +140,12 @@ def pack(data: Path, ir: dict[str, tuple[str, str]]) -> dict[str, dict[str, Any]
         for name in names:
             text = ir[name][1].encode()
             digest = hashlib.sha256(text).hexdigest()
-            places[name] = {"file": f"ir/{group}.xz", "offset": len(stream), "bytes": len(text), "sha256": digest}
+            places[name] = {
+                "file": f"ir/{group}.xz",
+                "offset": len(stream),
+                "bytes": len(text),
+                "sha256": digest,
+            }
             stream += text
         filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 26}]
         (folder / f"{group}.xz").write_bytes(

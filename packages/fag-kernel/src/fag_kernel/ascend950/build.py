@@ -49,7 +49,9 @@ class Progress:
         if self._out.isatty():
             filled = 30 * self._done // self._total
             seconds = int(time.monotonic() - self._start)
-            text = f"\r\x1b[2K[{'=' * filled}{' ' * (30 - filled)}] {self._done}/{self._total} {seconds}s {text}"
+            text = (
+                f"\r\x1b[2K[{'=' * filled}{' ' * (30 - filled)}] {self._done}/{self._total} {seconds}s {text}"
+            )
             self._out.write(text + ("\n" if isinstance(result, CompilerError) else ""))
         else:
             self._out.write(f"[{self._done}/{self._total}] {text}\n")
@@ -73,7 +75,9 @@ def selected(dtype: DType | None, key: int | None) -> dict[str, Kernel]:
     """The kernels of one type, of one tiling key, or all."""
     if key is None:
         return {
-            name: kernel for name, kernel in all_kernels().items() if dtype is None or kernel.dtype in (None, dtype)
+            name: kernel
+            for name, kernel in all_kernels().items()
+            if dtype is None or kernel.dtype in (None, dtype)
         }
     return {
         step.kernel.name: step.kernel
@@ -91,6 +95,7 @@ def build(
     out: Path | None = None,
     cache: Path | None = None,
     names: Iterable[str] | None = None,
+    is_written: bool = True,
 ) -> dict[str, Compiled]:
     """Compile and, if everything was asked for, write the shipped files.
 
@@ -101,6 +106,7 @@ def build(
         out: Folder of the files; None = the package's own. Written only if nothing restricts the set.
         cache: Folder for compiled IR by content, so that a second build compiles what changed; None = none.
         names: Only these of the kernels.
+        is_written: False compiles and writes nothing.
 
     Returns:
         What was compiled, by name.
@@ -117,7 +123,7 @@ def build(
     progress = Progress(len(kernels))
     compiled = compile_all(kernels.values(), jobs=jobs, cache=cache, done=progress)
     progress.close()
-    if dtype is None and key is None and names is None:
+    if is_written and dtype is None and key is None and names is None:
         write(out or artefacts.DATA, compiled, versions)
     return compiled
 
@@ -176,7 +182,9 @@ def key_record(key: int, dtype: DType) -> dict[str, Any]:
 
 def kernel_record(kernel: Kernel, compiled: Compiled, place: dict[str, Any]) -> dict[str, Any]:
     """What a launcher must know of a kernel."""
-    symbols = [f"{kernel.name}_mix_aic", f"{kernel.name}_mix_aiv"] if kernel.core_type == "mix" else [kernel.name]
+    symbols = (
+        [f"{kernel.name}_mix_aic", f"{kernel.name}_mix_aiv"] if kernel.core_type == "mix" else [kernel.name]
+    )
     return {
         "name": kernel.name,
         "symbols": symbols,

@@ -268,3 +268,13 @@ def all_kernels() -> dict[str, Kernel]:
                     kernels[step.kernel.name] = step.kernel
     kernels.update((kernel.name, kernel) for kernel in forward_kernels())
     return kernels
+
+
+def sample_kernels() -> tuple[Kernel, ...]:
+    """One kernel per source function, mask and padded head dims: what a quick check compiles."""
+    chosen: dict[tuple[str, object, object, object], Kernel] = {}
+    for kernel in all_kernels().values():
+        constants = dict(kernel.constants)
+        group = (kernel.source, constants.get("MASK"), constants.get("DA"), constants.get("DVA"))
+        chosen.setdefault(group, kernel)
+    return tuple(chosen.values())

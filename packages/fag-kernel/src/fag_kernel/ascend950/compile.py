@@ -79,7 +79,9 @@ def tool_versions() -> dict[str, str]:
         try:
             versions[tool] = importlib.metadata.version(tool)
         except importlib.metadata.PackageNotFoundError:
-            raise CompilerError(f"fag-kernel build: {tool} must be installed, it is missing. {REMEDY}") from None
+            raise CompilerError(
+                f"fag-kernel build: {tool} must be installed, it is missing. {REMEDY}"
+            ) from None
     return versions
 
 
@@ -111,7 +113,11 @@ def lower(kernel: Kernel) -> str:
     source = ast_source(function, signature=signature, constants=dict(kernel.constants))
     module = source.make_ir(options, backend.get_codegen_implementation(), backend.get_module_map(), context)
     metadata = dict(
-        options.__dict__, target=gpu_target, hash=kernel.name, compile_on_910_95=True, enable_select_analysis=True
+        options.__dict__,
+        target=gpu_target,
+        hash=kernel.name,
+        compile_on_910_95=True,
+        enable_select_analysis=True,
     )
     module = ascend.make_ttir(module, metadata, options)
     text: str = ascend.ttir_to_linalg(module, metadata, options, named_ops=True)
@@ -128,7 +134,14 @@ def optimise(name: str, linalg: str) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="fag-ascend950-") as scratch:
         source = Path(scratch) / f"{name}.mlir"
         source.write_text(linalg)
-        command = [str(compiler_path()), str(source), *OPTIONS, f"--save-temps={scratch}", "-o", f"{scratch}/kernel"]
+        command = [
+            str(compiler_path()),
+            str(source),
+            *OPTIONS,
+            f"--save-temps={scratch}",
+            "-o",
+            f"{scratch}/kernel",
+        ]
         # Without hivmc-a5 on PATH the compiler stops behind the last IR, which is what is wanted here.
         path = {"PATH": "/usr/bin:/bin"}
         run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **path})
@@ -157,7 +170,9 @@ def measure_memory(ir: str) -> dict[str, float]:
     for line in ir.splitlines():
         if "func.func @" in line:
             constants = {}
-        constant = re.match(r"\s*(%\w+) = (?:llvm\.mlir|arith)\.constant\(?\s*(-?\d+) : (?:i64|i32|index)", line)
+        constant = re.match(
+            r"\s*(%\w+) = (?:llvm\.mlir|arith)\.constant\(?\s*(-?\d+) : (?:i64|i32|index)", line
+        )
         if constant:
             constants[constant[1]] = int(constant[2])
             continue

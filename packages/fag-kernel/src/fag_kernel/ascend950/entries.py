@@ -57,7 +57,9 @@ def step_record(kernel: str, dtype: str) -> dict[str, Any]:
     """
     records: dict[str, dict[str, Any]] = manifest(dtype)["kernels"]
     if kernel not in records:
-        raise ValueError(f"ascend950: kernel must be in the manifest of {dtype}, got {kernel!r}. See `fag-kernel info`.")
+        raise ValueError(
+            f"ascend950: kernel must be in the manifest of {dtype}, got {kernel!r}. See `fag-kernel info`."
+        )
     return records[kernel]
 
 

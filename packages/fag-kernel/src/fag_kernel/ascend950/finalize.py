@@ -104,7 +104,9 @@ def object_file(kernel: str, dtype: str, *, target: str | None = None, data: Pat
     contents = manifest(dtype, data)
     record = contents["kernels"].get(kernel)
     if record is None:
-        raise ValueError(f"ascend950: kernel must be in the manifest of {dtype}, got {kernel!r}. See `fag-kernel info`.")
+        raise ValueError(
+            f"ascend950: kernel must be in the manifest of {dtype}, got {kernel!r}. See `fag-kernel info`."
+        )
     ir = read_ir(record, data)
     hivmc = find_hivmc()
     if hivmc is None:
@@ -143,7 +145,9 @@ def _compile(kernel: str, ir: str, target: str, hivmc: Path, result: Path) -> No
         try:
             run = subprocess.run(command, capture_output=True, text=True)
         except OSError as reason:
-            raise CompilerError(f"ascend950: {HIVMC} must run, got {reason}. Run: {shlex.join(command)}") from None
+            raise CompilerError(
+                f"ascend950: {HIVMC} must run, got {reason}. Run: {shlex.join(command)}"
+            ) from None
         made = next((path for path in _outputs(output) if path.exists() and path.stat().st_size), None)
         if run.returncode != 0 or made is None:
             kept = result.with_suffix(".mlir")

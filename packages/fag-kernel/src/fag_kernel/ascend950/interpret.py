@@ -86,7 +86,9 @@ def _buffers(plan: TilingPlan, metadata: Array, tensors: dict[str, Array | None]
     import torch
 
     buffers: dict[str, Any] = {
-        name: torch.full((1,), -(2**31), dtype=torch.int32) if array is None else torch.from_numpy(array.copy())
+        name: torch.full((1,), -(2**31), dtype=torch.int32)
+        if array is None
+        else torch.from_numpy(array.copy())
         for name, array in tensors.items()
     }
     buffers["metadata"] = torch.from_numpy(np.array(metadata))

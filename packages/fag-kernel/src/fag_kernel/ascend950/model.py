@@ -109,14 +109,17 @@ def _lines_of_core(plan: TilingPlan, metadata: NDArray[np.int32]) -> list[list[t
     s1, s2 = problem.lengths_q, problem.lengths_kv
     own = problem.is_variable
     grids = [
-        (-(-int(s1[b]) // TILE), -(-int(s2[b]) // TILE)) if own else (split.o1, split.o2) for b in range(problem.b)
+        (-(-int(s1[b]) // TILE), -(-int(s2[b]) // TILE)) if own else (split.o1, split.o2)
+        for b in range(problem.b)
     ]
     bases = np.concatenate([[0], np.cumsum([problem.n1 * o1 * o2 for o1, o2 in grids])])
     if plan.is_swizzle:
         o1, o2 = grids[0]
         units = problem.b * problem.n1 * o2
         for core in range(plan.block_dim):
-            cores.append([(u // (problem.n1 * o2), u % o2, 0, o1) for u in range(core, units, plan.block_dim)])
+            cores.append(
+                [(u // (problem.n1 * o2), u % o2, 0, o1) for u in range(core, units, plan.block_dim)]
+            )
         return cores
     for core in range(plan.block_dim):
         start, end = int(split.start[core]), int(split.end[core])
@@ -199,7 +202,9 @@ def estimate(
     Example:
         >>> from fag_kernel.plan import plan as make_plan
         >>> from fag_metadata import AttentionProblem, metadata_for
-        >>> problem = AttentionProblem.from_metadata_args(8, 8, 128, batch_size=1, max_seqlen_q=8192, max_seqlen_kv=1024)
+        >>> problem = AttentionProblem.from_metadata_args(
+        ...     8, 8, 128, batch_size=1, max_seqlen_q=8192, max_seqlen_kv=1024
+        ... )
         >>> soc = "Ascend950PR_9599"
         >>> answer = estimate(make_plan(problem, soc), metadata_for(problem, soc))
         >>> answer.overlapped_s < answer.serial_s
@@ -232,7 +237,9 @@ def estimate(
             # a row of blocks reads its queries once and the keys again and again; as many rows as columns are opened
             l2 = blocks.visited * key_bytes + blocks.lines * query_bytes + blocks.lines * bm * da * 2
         else:
-            l2 = blocks.visited * query_bytes + blocks.lines * (key_bytes + bn * (da + dva) * (4 if adds_dq else 2))
+            l2 = blocks.visited * query_bytes + blocks.lines * (
+                key_bytes + bn * (da + dva) * (4 if adds_dq else 2)
+            )
         if adds_dq:
             vector = vector + blocks.visited * bm * da * device.moved_operations
             l2 = l2 + blocks.visited * bm * da * 4
@@ -306,7 +313,9 @@ def compare_with_published() -> list[str]:
         "                       linear  swizzle             overlapped    serial       chosen",
     ]
     for heads, s1, s2, linear, swizzle in PUBLISHED:
-        problem = AttentionProblem.from_metadata_args(heads, heads, 128, batch_size=1, max_seqlen_q=s1, max_seqlen_kv=s2)
+        problem = AttentionProblem.from_metadata_args(
+            heads, heads, 128, batch_size=1, max_seqlen_q=s1, max_seqlen_kv=s2
+        )
         tiling = make_plan(problem, target)
         answer = estimate(tiling, metadata_for(problem, target))
         lines.append(

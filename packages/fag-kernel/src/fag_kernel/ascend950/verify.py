@@ -48,13 +48,17 @@ def verify(data: Path | None = None) -> list[str]:
             for form in FORMS if key in valid_keys() else ():
                 steps = [{"stage": s.stage, "kernel": s.kernel.name} for s in launches(key, dtype, form)]
                 if record["launches"][form] != steps:
-                    wrong.append(f"{name}, key {key}, {form} must launch {steps}, got {record['launches'][form]}")
+                    wrong.append(
+                        f"{name}, key {key}, {form} must launch {steps}, got {record['launches'][form]}"
+                    )
         for kernel in expected:
             record = records.get(kernel.name)
             if record is None:
                 continue
             if record["constants"] != dict(kernel.constants):
-                wrong.append(f"{kernel.name} must have the constants {dict(kernel.constants)}, got {record['constants']}")
+                wrong.append(
+                    f"{kernel.name} must have the constants {dict(kernel.constants)}, got {record['constants']}"
+                )
             over = {s: used for s, used in record["memory_kib"].items() if used > MEMORY_KIB[s]}
             if over:
                 wrong.append(f"{kernel.name} must fit on chip, got {over} KiB")
