@@ -1,4 +1,6 @@
-"""What is shipped for Ascend 950: structure, hashes, keys, finalisation, errors. No Triton, no CANN, no NPU."""
+"""What is shipped for Ascend 950: structure, hashes, keys, finalisation, errors. No Triton, no CANN, no
+NPU.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ def test_binary_json_is_the_specified_configuration() -> None:
         "FlashAttnGrad_fp16",
     ]
     for entry, short in zip(config["op_list"], ("bfloat16", "float16"), strict=True):
-        names = "q k v dout attn_out softmax_lse cu_seqlens_q cu_seqlens_kv seqused_q seqused_kv sinks attn_mask metadata"
-        assert [tensor["name"] for tensor in entry["inputs"]] == names.split()
+        names = ["q", "k", "v", "dout", "attn_out", "softmax_lse", "cu_seqlens_q", "cu_seqlens_kv"]
+        names += ["seqused_q", "seqused_kv", "sinks", "attn_mask", "metadata"]
+        assert [tensor["name"] for tensor in entry["inputs"]] == names
         assert [tensor["name"] for tensor in entry["outputs"]] == ["dq", "dk", "dv"]
         types = [short] * 5 + ["float32"] + ["int32"] * 4 + ["float32", "int8", "int32"]
         assert [tensor["dtype"] for tensor in entry["inputs"]] == types
@@ -55,8 +58,9 @@ def test_binary_json_is_the_specified_configuration() -> None:
                 assert (tensor["format"], tensor["shape"]) == ("ND", [-2])
                 assert tensor["format_match_mode"] == "FormatAgnostic"
         assert [(attr["name"], attr["value"]) for attr in entry["attrs"]] == [
-            ("softmax_scale", 0.0), ("mask_mode", 0), ("win_left", -1), ("win_right", -1), ("max_seqlen_q", -1),
-            ("max_seqlen_kv", -1), ("layout_q", "BSND"), ("layout_kv", "BSND"), ("layout_out", "BSND"),
+            ("softmax_scale", 0.0), ("mask_mode", 0), ("win_left", -1), ("win_right", -1),
+            ("max_seqlen_q", -1), ("max_seqlen_kv", -1), ("layout_q", "BSND"), ("layout_kv", "BSND"),
+            ("layout_out", "BSND"),
         ]  # fmt: skip
     bf16, fp16 = (json.dumps(entry) for entry in config["op_list"])
     assert bf16.replace("bfloat16", "float16").replace("_bf16", "_fp16") == fp16
@@ -377,7 +381,8 @@ def test_finalize_of_a_key_makes_its_kernels(cann: Path, capsys: pytest.CaptureF
 
 def test_import_needs_no_triton_and_no_torch() -> None:
     code = (
-        "import sys, fag_kernel.ascend950 as a, fag_kernel.ascend950.cli; a.binary_json(); a.kernels(); a.verify(); "
+        "import sys, fag_kernel.ascend950 as a, fag_kernel.__main__\n"
+        "a.binary_json(); a.kernels(); a.verify()\n"
         "sys.exit(any(name in sys.modules for name in ('triton', 'torch', 'ascendnpuir')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

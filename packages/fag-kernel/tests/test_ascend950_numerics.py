@@ -1,13 +1,15 @@
 """The Ascend 950 kernels, run by Triton's CPU interpreter, against float64.
 
-The same sources that are compiled for the device, launched from the catalogue, fed with fag_metadata's tensor and
-fag_kernel.plan's tiling data and nothing else. Runs in the tox environment `ascend950`, where Triton is installed:
+The same sources that are compiled for the device, launched from the catalogue, fed with fag_metadata's
+tensor and fag_kernel.plan's tiling data and nothing else. Runs in the tox environment `ascend950`, where
+Triton is installed:
 
     tox run -e ascend950
 
-Bound per output: ||x - reference|| / ||reference|| <= 1.2 * max(plain, rounding). `plain` is the error of a plain NumPy
-implementation in the same precision (float32 sums, P and dS rounded to the type), `rounding` that of rounding the
-reference. float32: 2 * max + 1e-6, the order of a sum being half of the error at that size.
+Bound per output: ||x - reference|| / ||reference|| <= 1.2 * max(plain, rounding). `plain` is the error of a
+plain NumPy implementation in the same precision (float32 sums, P and dS rounded to the type), `rounding`
+that of rounding the reference. float32: 2 * max + 1e-6, the order of a sum being half of the error at that
+size.
 """
 
 from __future__ import annotations
@@ -94,8 +96,11 @@ class Case:
 
     def lengths(self) -> dict[str, Any]:
         lists = {
-            "cu_seqlens_q": self.cu_q, "cu_seqlens_kv": self.cu_kv, "seqused_q": self.used_q, "seqused_kv": self.used_kv,
-        }  # fmt: skip
+            "cu_seqlens_q": self.cu_q,
+            "cu_seqlens_kv": self.cu_kv,
+            "seqused_q": self.used_q,
+            "seqused_kv": self.used_kv,
+        }
         return {name: np.array(value, np.int32) for name, value in lists.items() if value is not None}
 
     def problem(self) -> AttentionProblem:
@@ -112,7 +117,9 @@ class Case:
 
 
 def grid_cases() -> list[Case]:
-    """All problems; together they meet every template, mask, layout and form (test_cases_cover_the_contract)."""
+    """All problems; together they meet every template, mask, layout and form
+    (test_cases_cover_the_contract).
+    """
     general = Case(n1=4, n2=2)  # GQA keeps a problem in template BN2GS1S2
     windows = [
         (WINDOW, (60, 10)),
@@ -212,7 +219,7 @@ def grid_cases() -> list[Case]:
             ),
             masks,
             strict=False,
-        )  # fmt: skip
+        )
     ]
     # float32 through every template
     cases += [
@@ -225,7 +232,7 @@ def grid_cases() -> list[Case]:
             swizzle,
             replace(general, d=192, dv=128, n1=2, n2=1),
             replace(used, used_q=(0, 200), used_kv=(100, 280)),
-        )  # fmt: skip
+        )
     ]
     return list(dict.fromkeys(cases))
 
@@ -334,8 +341,8 @@ class Run:
 
 
 def relative(x: Any, reference: Any) -> float:
-    """||x - reference|| / ||reference||. Below 1e-4 per element (one key takes all probability, and the gradient is the
-    difference of equal numbers) the error counts absolutely.
+    """||x - reference|| / ||reference||. Below 1e-4 per element (one key takes all probability, and the
+    gradient is the difference of equal numbers) the error counts absolutely.
     """
     scale = max(float(np.linalg.norm(reference)), 1e-4 * np.sqrt(reference.size))
     return float(np.linalg.norm(np.asarray(x, np.float64) - reference)) / scale

@@ -1,8 +1,8 @@
 """Kernels for Ascend 950: what is shipped, checked and, on a host with CANN, finished and found.
 
-The wheel carries optimised IR of the vendor's compiler for every valid tiling key in bfloat16 and float16. Nothing here
-needs Triton, the vendor's compiler or an NPU to be imported. No claim is made that a kernel has run on hardware:
-docs/ascend950.md says what was verified.
+The wheel carries optimised IR of the vendor's compiler for every valid tiling key in bfloat16 and float16.
+Nothing here needs Triton, the vendor's compiler or an NPU to be imported. No claim is made that a kernel
+has run on hardware: docs/ascend950.md says what was verified.
 
 - `binary_json()`: the operator's binary configuration.
 - `kernels()`: one entry per type and tiling key; `find(key, dtype)`: one of them.

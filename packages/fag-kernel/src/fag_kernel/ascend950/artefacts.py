@@ -3,10 +3,10 @@
     data/flash_attn_grad_binary.json     what the operator registry reads
     data/FlashAttnGrad_bf16.json         manifest of an entry: tiling keys, launches, kernels
     data/FlashAttnGrad_fp16.json
-    data/ir/<group>.xz                   optimised IR of the kernels of one family and type, one after the other
+    data/ir/<group>.xz                   optimised IR of the kernels of a family and type
 
-An IR file is found through the manifest only (file, offset, length, sha256), and its hash is compared before anything is
-done with the text.
+An IR file is found through the manifest only (file, offset, length, sha256), and its hash is compared
+before anything is done with the text.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def read_ir(record: dict[str, Any], data: Path | None = None) -> str:
     digest = hashlib.sha256(text).hexdigest()
     if digest != place["sha256"]:
         raise ArtefactError(
-            f"ascend950: IR of {record['name']} must have sha256 {place['sha256'][:16]}..., got {digest[:16]}... "
-            f"({place['file']}). {REMEDY}"
+            f"ascend950: IR of {record['name']} must have sha256 {place['sha256'][:16]}..., got "
+            f"{digest[:16]}... ({place['file']}). {REMEDY}"
         )
     return text.decode()
 
@@ -124,7 +124,8 @@ def pack(data: Path, ir: dict[str, tuple[str, str]]) -> dict[str, dict[str, Any]
 
     Args:
         data: Folder; its ir/ is replaced.
-        ir: Kernel name -> (group, text). Kernels of a group are alike, so one stream packs them 40 times smaller.
+        ir: Kernel name -> (group, text). Kernels of a group are alike, so one stream packs them 40 times
+            smaller.
     """
     folder = data / "ir"
     folder.mkdir(parents=True, exist_ok=True)

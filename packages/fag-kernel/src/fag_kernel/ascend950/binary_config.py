@@ -1,4 +1,6 @@
-"""The operator's binary configuration, `flash_attn_grad_binary.json`: two entries that differ in the 16-bit type only."""
+"""The operator's binary configuration, `flash_attn_grad_binary.json`: two entries that differ in the 16-bit
+type only.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 WORKSPACE_RULES = {
-    "accumulate": "TilingPlan.workspace_bytes; the kernel's `workspace` is its address plus TilingPlan.dq_offset",
+    "accumulate": (
+        "TilingPlan.workspace_bytes; the kernel's `workspace` is its address plus TilingPlan.dq_offset"
+    ),
     "none": "0 bytes",
 }
 

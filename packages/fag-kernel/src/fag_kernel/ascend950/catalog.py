@@ -1,7 +1,9 @@
-"""Which kernels exist, and which of them a tiling key needs: the one table behind build, manifest, launch and tests.
+"""Which kernels exist, and which of them a tiling key needs: the one table behind build, manifest, launch
+and tests.
 
-A tiling key names a variant of the gradient; running it takes one to three launches (clear, main, cast). Each launch names a
-kernel: a Triton function with its compile-time constants and 16-bit type. Several keys share the passes.
+A tiling key names a variant of the gradient; running it takes one to three launches (clear, main, cast).
+Each launch names a kernel: a Triton function with its compile-time constants and 16-bit type. Several keys
+share the passes.
 
 Needs neither Triton nor the compiler: the sources are named, not imported.
 """
@@ -24,7 +26,8 @@ DTYPES: Final[tuple[DType, ...]] = ("bf16", "fp16")
 FORMS: Final[tuple[Form, ...]] = ("accumulate", "deterministic")
 MASK_NAMES: Final = {MaskMode.NO_MASK: "full", MaskMode.CAUSAL: "causal", MaskMode.SLIDING_WINDOW: "window"}
 
-#: The name that the operator gives a kernel parameter, and what it points to. "16bit" is the type of the entry.
+#: The name that the operator gives a kernel parameter, and what it points to. "16bit" is the type of the
+#: entry.
 PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "q": ("q", "16bit"),
     "k": ("k", "16bit"),
@@ -119,22 +122,28 @@ def _layout(is_tnd: bool) -> str:
 
 def _zero_accumulators(is_tnd: bool) -> Kernel:
     return _kernel(
-        "zero_accumulators", "passes.zero_accumulators_kernel", ("cu_q", "cu_kv", "workspace", "tiling"),
-        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], None, core_type="vector", grid="vector_cores",
+        "zero_accumulators", "passes.zero_accumulators_kernel",
+        ("cu_q", "cu_kv", "workspace", "tiling"),
+        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], None,
+        core_type="vector", grid="vector_cores",
     )  # fmt: skip
 
 
 def _zero_outputs(is_tnd: bool, dtype: DType) -> Kernel:
     return _kernel(
-        "zero_outputs", "passes.zero_outputs_kernel", ("cu_q", "cu_kv", "dq", "dk", "dv", "tiling"),
-        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], dtype, core_type="vector", grid="vector_cores",
+        "zero_outputs", "passes.zero_outputs_kernel",
+        ("cu_q", "cu_kv", "dq", "dk", "dv", "tiling"),
+        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], dtype,
+        core_type="vector", grid="vector_cores",
     )  # fmt: skip
 
 
 def _cast_outputs(is_tnd: bool, dtype: DType) -> Kernel:
     return _kernel(
-        "cast_outputs", "passes.cast_outputs_kernel", ("cu_q", "cu_kv", "workspace", "dq", "dk", "dv", "tiling"),
-        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], dtype, core_type="vector", grid="vector_cores",
+        "cast_outputs", "passes.cast_outputs_kernel",
+        ("cu_q", "cu_kv", "workspace", "dq", "dk", "dv", "tiling"),
+        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], dtype,
+        core_type="vector", grid="vector_cores",
     )  # fmt: skip
 
 
@@ -173,7 +182,8 @@ def launches(tiling_key: int, dtype: DType, form: Form) -> tuple[Launch, ...]:
     Args:
         tiling_key: A valid key.
         dtype: "bf16" or "fp16".
-        form: "accumulate" (float32 atomics) or "deterministic" (none). Template BN2 needs no atomics: both are equal.
+        form: "accumulate" (float32 atomics) or "deterministic" (none). Template BN2 needs no atomics: both
+            are equal.
 
     Raises:
         ValueError: A key that no kernel exists for, or another dtype or form.

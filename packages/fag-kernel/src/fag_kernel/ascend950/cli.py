@@ -23,8 +23,8 @@ def add_commands(commands: Any, informer: argparse.ArgumentParser) -> None:
     builder = commands.add_parser(
         "build",
         help="compile the Ascend 950 kernels, or finish the shipped ones with CANN",
-        description="Compile Triton sources to optimised IR (needs the extra ascend950-build), or with --finalize the "
-        "shipped IR to device objects (needs CANN).",
+        description="Compile Triton sources to optimised IR (needs the extra ascend950-build), or with "
+        "--finalize the shipped IR to device objects (needs CANN).",
     )
     builder.add_argument(
         "--soc", choices=("ascend950",), default="ascend950", help="family; default ascend950"
@@ -64,9 +64,14 @@ def run_build(arguments: argparse.Namespace) -> None:
 
     names = [kernel.name for kernel in sample_kernels()] if arguments.sample else None
     compiled = build(
-        dtype=arguments.dtype, key=arguments.key, jobs=arguments.jobs, out=arguments.out, cache=arguments.cache,
-        names=names, is_written=not arguments.compare,
-    )  # fmt: skip
+        dtype=arguments.dtype,
+        key=arguments.key,
+        jobs=arguments.jobs,
+        out=arguments.out,
+        cache=arguments.cache,
+        names=names,
+        is_written=not arguments.compare,
+    )
     print(f"{len(compiled)} of {len(all_kernels())} kernels compiled; every one fits on chip")
     if arguments.compare:
         compare({name: result.ir for name, result in compiled.items()})
@@ -87,8 +92,8 @@ def compare(ir: dict[str, str]) -> None:
     ]
     if odd:
         raise ArtefactError(
-            f"ascend950: shipped IR must be what the sources compile to, got a difference in {len(odd)} kernels: "
-            f"{', '.join(odd[:4])}. Run `fag-kernel build`."
+            f"ascend950: shipped IR must be what the sources compile to, got a difference in {len(odd)} "
+            f"kernels: {', '.join(odd[:4])}. Run `fag-kernel build`."
         )
 
 

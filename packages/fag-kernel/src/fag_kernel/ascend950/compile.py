@@ -1,11 +1,11 @@
 """Triton source -> linalg (triton-ascend) -> optimised IR for Ascend 950 (the vendor's bishengir-compile-a5).
 
-The chain stops at the vendor's last IR: IR to machine code needs CANN (finalize.py). Compiled in tuning mode, in
-which the compiler fails where it would otherwise retry with fewer optimisations: what passes fits on chip as it
-stands, multi-buffering included.
+The chain stops at the vendor's last IR: IR to machine code needs CANN (finalize.py). Compiled in tuning
+mode, in which the compiler fails where it would otherwise retry with fewer optimisations: what passes fits
+on chip as it stands, multi-buffering included.
 
-Needs the toolchain of constraints/ascend950.txt, which must not share an environment with stock Triton. Nothing else in this
-package imports it.
+Needs the toolchain of constraints/ascend950.txt, which must not share an environment with stock Triton.
+Nothing else in this package imports it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Compiled:
     Attributes:
         name: Symbol.
         ir: Text, free of paths of the machine that made it.
-        memory: KiB per memory of tile_table.MEMORY_KIB. L0A and L0B are absent: the vendor's matrix library manages
-            them inside its calls.
+        memory: KiB per memory of tile_table.MEMORY_KIB. L0A and L0B are absent: the vendor's matrix library
+            manages them inside its calls.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Optimised IR -> object for the device, on a host with CANN: the step that the shipped wheel leaves open.
 
-`hivmc-a5` (part of CANN) is run once per kernel, at first use or by `fag-kernel build --finalize`. Objects are cached per
-user, keyed by the content of the IR, the compiler and its options; a file lock keeps processes from doing the work twice,
-and an object appears under its name only when it is complete.
+`hivmc-a5` (part of CANN) is run once per kernel, at first use or by `fag-kernel build --finalize`. Objects
+are cached per user, keyed by the content of the IR, the compiler and its options; a file lock keeps
+processes from doing the work twice, and an object appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _BITCODE_MARKER: Final = "meta_op.mix.aic.c310.bc"
 
 
 def find_hivmc() -> Path | None:
-    """CANN's compiler: FAG_HIVMC, PATH, then ASCEND_HOME_PATH or ASCEND_TOOLKIT_HOME; None if there is none."""
+    """CANN's compiler: FAG_HIVMC, PATH, then ASCEND_HOME_PATH or ASCEND_TOOLKIT_HOME; None if there is
+    none.
+    """
     explicit = os.environ.get("FAG_HIVMC")
     if explicit:
         return Path(explicit) if os.access(explicit, os.X_OK) else None
@@ -112,8 +114,8 @@ def object_file(kernel: str, dtype: str, *, target: str | None = None, data: Pat
     if hivmc is None:
         raise CompilerError(
             f"ascend950: {HIVMC} must be found to finish {kernel}, got none. It comes with CANN: run `source "
-            "${ASCEND_HOME_PATH}/set_env.sh`, or set FAG_HIVMC to its path, then `fag-kernel build --finalize`. Without "
-            "CANN, use the CPU kernels."
+            "${ASCEND_HOME_PATH}/set_env.sh`, or set FAG_HIVMC to its path, then `fag-kernel build "
+            "--finalize`. Without CANN, use the CPU kernels."
         )
     status = hivmc.stat()
     identity = _compiler_identity(hivmc, status.st_mtime_ns, status.st_size)
@@ -134,8 +136,8 @@ def _compile(kernel: str, ir: str, target: str, hivmc: Path, result: Path) -> No
     bitcode = _bitcode_folder(hivmc)
     if BITCODE_FOLDER in ir and bitcode is None:
         raise CompilerError(
-            f"ascend950: device bitcode ({_BITCODE_MARKER}) must be found to finish {kernel}, got none beside {hivmc}. "
-            "Set FAG_BITCODE to its folder, or: pip install ascendnpu-ir==1.2.0"
+            f"ascend950: device bitcode ({_BITCODE_MARKER}) must be found to finish {kernel}, got none "
+            f"beside {hivmc}. Set FAG_BITCODE to its folder, or: pip install ascendnpu-ir==1.2.0"
         )
     with tempfile.TemporaryDirectory(prefix=f".{kernel}-", dir=result.parent) as scratch:
         source = Path(scratch) / f"{kernel}.mlir"

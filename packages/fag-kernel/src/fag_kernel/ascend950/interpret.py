@@ -1,8 +1,8 @@
 """Runs the device kernels on the CPU by Triton's interpreter: the same sources, launched as on a device.
 
-For tests and for learning how the kernels work; slow. Needs the `ascend950` extra (Triton, torch) and TRITON_INTERPRET=1
-in the environment before Triton is first imported. float16 and float32 only: the interpreter's matrix product is wrong for
-bfloat16.
+For tests and for learning how the kernels work; slow. Needs the `ascend950` extra (Triton, torch) and
+TRITON_INTERPRET=1 in the environment before Triton is first imported. float16 and float32 only: the
+interpreter's matrix product is wrong for bfloat16.
 
 The launches come from catalog.py, the numbers from the plan and the metadata: nothing else reaches a kernel.
 """
@@ -37,8 +37,8 @@ class Gradients(NamedTuple):
 def _prepare_interpreter() -> None:
     """Two repairs of speed, none of meaning, in triton-ascend 3.2.0's interpreter.
 
-    tl.max falls into an elementwise Python loop, because the function that the fast path looks for was renamed; and
-    every call of a helper patches the whole language again (1.5 ms).
+    tl.max falls into an elementwise Python loop, because the function that the fast path looks for was
+    renamed; and every call of a helper patches the whole language again (1.5 ms).
     """
     import triton.language as tl
     from triton.runtime import interpreter

@@ -1,10 +1,12 @@
-"""A model of the time of the kernels on a device: an estimate from the plan and the tile sizes, not a measurement.
+"""A model of the time of the kernels on a device: an estimate from the plan and the tile sizes, not a
+measurement.
 
-What is counted exactly, from the metadata's ranges: which core visits which blocks, and from the tile sizes the
-multiply-adds, the elementwise operations and the bytes that each block moves. What is assumed is in `Assumptions`, with its
-source. The result is a pair of times: `overlapped`, in which cube, vector and memory of a core work at the same time
-without waiting, and `serial`, in which they take turns. A real kernel lies between, nearer to the first the better the
-compiler pipelines it; nobody has run these kernels on hardware.
+What is counted exactly, from the metadata's ranges: which core visits which blocks, and from the tile sizes
+the multiply-adds, the elementwise operations and the bytes that each block moves. What is assumed is in
+`Assumptions`, with its source. The result is a pair of times: `overlapped`, in which cube, vector and
+memory of a core work at the same time without waiting, and `serial`, in which they take turns. A real
+kernel lies between, nearer to the first the better the compiler pipelines it; nobody has run these kernels
+on hardware.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ class Assumptions:
     """What the model takes for granted of a device.
 
     Attributes:
-        clock_hz: Clock of the cores. 36 cores at 1.65 GHz give 487 TFLOP/s in 16 bit: half of the 1 PFLOP/s in 8 bit that
-            the vendor announces for the family.
+        clock_hz: Clock of the cores. 36 cores at 1.65 GHz give 487 TFLOP/s in 16 bit: half of the 1 PFLOP/s
+            in 8 bit that the vendor announces for the family.
         macs_per_cycle: Multiply-adds of a cube core: 16 x 16 x 16.
         lanes: float32 lanes of a vector core (256 bytes).
-        vector_cores_used: Vector cores that work per cube core. The compiler (ascendnpu-ir 1.2.0) reports that it reverts
-            the split of these kernels over the two, so one.
+        vector_cores_used: Vector cores that work per cube core. The compiler (ascendnpu-ir 1.2.0) reports
+            that it reverts the split of these kernels over the two, so one.
         l2_bytes_per_cycle: Between L2 and one core, each way.
         hbm_bytes_per_s: Device memory; announced: 1.6e12 for 950PR, 4e12 for 950DT.
         launch_s: Start and end of one launch.
-        score_operations: Vector operations per score: scale, subtract, clamp, exp (4), subtract, multiply, two roundings,
-            two moves to L1.
+        score_operations: Vector operations per score: scale, subtract, clamp, exp (4), subtract, multiply,
+            two roundings, two moves to L1.
         mask_operations: More of them where a block is masked.
         moved_operations: Per element of dq, and of dout and attn_out for sfmg.
     """
@@ -79,7 +81,8 @@ class Estimate:
         total: Work of all cores in the main launches.
         slowest: Work of the core with the longest overlapped time.
         pass_bytes: Bytes of device memory that the clear and cast passes move.
-        hbm_bytes: Bytes of device memory in the main launches: every tensor once, and again what L2 cannot hold.
+        hbm_bytes: Bytes of device memory in the main launches: every tensor once, and again what L2 cannot
+            hold.
         overlapped_s: Seconds if cube, vector and memory overlap perfectly.
         serial_s: Seconds if they take turns.
     """
@@ -101,7 +104,9 @@ class Blocks(NamedTuple):
 
 
 def _lines_of_core(plan: TilingPlan, metadata: NDArray[np.int32]) -> list[list[tuple[int, int, int, int]]]:
-    """Per core (batch entry, column of tiles, first tile row, end tile row) that it owns, masked tiles included."""
+    """Per core (batch entry, column of tiles, first tile row, end tile row) that it owns, masked tiles
+    included.
+    """
     problem = plan.problem
     split = unpack(metadata).grad
     assert split is not None
@@ -116,27 +121,25 @@ def _lines_of_core(plan: TilingPlan, metadata: NDArray[np.int32]) -> list[list[t
     if plan.is_swizzle:
         o1, o2 = grids[0]
         units = problem.b * problem.n1 * o2
-        for core in range(plan.block_dim):
-            cores.append(
-                [(u // (problem.n1 * o2), u % o2, 0, o1) for u in range(core, units, plan.block_dim)]
-            )
-        return cores
+        return [
+            [(u // (problem.n1 * o2), u % o2, 0, o1) for u in range(core, units, plan.block_dim)]
+            for core in range(plan.block_dim)
+        ]
     for core in range(plan.block_dim):
         start, end = int(split.start[core]), int(split.end[core])
-        lines = []
+        lines: list[tuple[int, int, int, int]] = []
         for b, (o1, o2) in enumerate(grids):
             low, high = max(start - int(bases[b]), 0), min(end - int(bases[b]), problem.n1 * o1 * o2)
-            if low >= high:
-                continue
-            for unit in range(low // o1, -(-high // o1)):
-                lines.append((b, unit % o2, max(low - unit * o1, 0), min(high - unit * o1, o1)))
+            units_of_entry = range(low // o1, -(-high // o1)) if low < high else range(0)
+            lines += [
+                (b, unit % o2, max(low - unit * o1, 0), min(high - unit * o1, o1)) for unit in units_of_entry
+            ]
         cores.append(lines)
     return cores
 
 
 def _count(plan: TilingPlan, metadata: NDArray[np.int32], bm: int, bn: int) -> Blocks:
     """Blocks of bm rows and bn keys per core."""
-    problem = plan.problem
     cores = _lines_of_core(plan, metadata)
     visited, masked, lines = (np.zeros(len(cores)) for _ in range(3))
     known: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
@@ -146,7 +149,6 @@ def _count(plan: TilingPlan, metadata: NDArray[np.int32], bm: int, bn: int) -> B
                 known[line] = _count_line(plan, line, bm, bn)
             for counter, value in zip((visited, masked, lines), known[line], strict=True):
                 counter[core] += value
-    assert problem is plan.problem
     return Blocks(visited, masked, lines)
 
 
@@ -195,8 +197,8 @@ def estimate(
     Args:
         plan: Plan for an Ascend target.
         metadata: The tensor that the plan goes with.
-        form: "accumulate" or "deterministic". The blocks of the deterministic form are counted with the ranges of the
-            accumulate form: the same number, a little differently spread.
+        form: "accumulate" or "deterministic". The blocks of the deterministic form are counted with the
+            ranges of the accumulate form: the same number, a little differently spread.
         assumptions: The device; None = those of the class.
 
     Example:
@@ -234,7 +236,8 @@ def estimate(
         vector = vector + blocks.masked * bm * bn * device.mask_operations
         query_bytes, key_bytes = bm * (da + 3 * dva) * 2, bn * (da + dva) * 2
         if family.endswith("rows"):
-            # a row of blocks reads its queries once and the keys again and again; as many rows as columns are opened
+            # a row of blocks reads its queries once and the keys again and again; as many rows as columns
+            # are opened
             l2 = blocks.visited * key_bytes + blocks.lines * query_bytes + blocks.lines * bm * da * 2
         else:
             l2 = blocks.visited * query_bytes + blocks.lines * (
@@ -271,7 +274,9 @@ def estimate(
 
 
 def _l2_miss(plan: TilingPlan) -> float:
-    """Share of the traffic that L2 does not serve: by the bytes of the heads that the cores work on at one time."""
+    """Share of the traffic that L2 does not serve: by the bytes of the heads that the cores work on at one
+    time.
+    """
     problem, target = plan.problem, plan.target
     if not target.l2_bytes or not plan.block_dim:
         return 0.0
@@ -282,8 +287,9 @@ def _l2_miss(plan: TilingPlan) -> float:
     return max(0.0, 1.0 - target.l2_bytes / (live * per_head))
 
 
-#: (heads, s1, s2, linear us, swizzle us): timings that CANN's developers give for their own kernel on 36 cores, D = 128
-#: (spec/host-tiling.md, swizzle). Theirs is another kernel: the table shows how far apart the two are expected to be.
+#: (heads, s1, s2, linear us, swizzle us): timings that CANN's developers give for their own kernel on 36
+#: cores, D = 128 (spec/host-tiling.md, swizzle). Theirs is another kernel: the table shows how far apart
+#: the two are expected to be.
 PUBLISHED: Final = (
     (8, 1024, 8192, 237, 250),
     (16, 1024, 8192, 492, 492),

@@ -1,9 +1,9 @@
 """Tile sizes of the kernels: rows (BM) and keys (BN) of a block, per kernel family and head dims.
 
-One table for all keys: a size is chosen once per (family, columns of q/k, columns of v) and holds for every mask, layout
-and type. The build compiles all of them in the compiler's tuning mode, which refuses what does not fit with its
-multi-buffering on instead of quietly dropping optimisations, and writes the measured use beside each kernel in the
-manifest (`fag-kernel info` shows it).
+One table for all keys: a size is chosen once per (family, columns of q/k, columns of v) and holds for every
+mask, layout and type. The build compiles all of them in the compiler's tuning mode, which refuses what does
+not fit with its multi-buffering on instead of quietly dropping optimisations, and writes the measured use
+beside each kernel in the manifest (`fag-kernel info` shows it).
 """
 
 from __future__ import annotations

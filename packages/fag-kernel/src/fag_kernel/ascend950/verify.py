@@ -1,4 +1,6 @@
-"""`fag-kernel verify`: the shipped files against their hashes, the binary JSON's structure, and the host's keys."""
+"""`fag-kernel verify`: the shipped files against their hashes, the binary JSON's structure, and the host's
+keys.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def verify(data: Path | None = None) -> list[str]:
                 continue
             if record["constants"] != dict(kernel.constants):
                 wrong.append(
-                    f"{kernel.name} must have the constants {dict(kernel.constants)}, got {record['constants']}"
+                    f"{kernel.name} must have the constants {dict(kernel.constants)}, got "
+                    f"{record['constants']}"
                 )
             over = {s: used for s, used in record["memory_kib"].items() if used > MEMORY_KIB[s]}
             if over:

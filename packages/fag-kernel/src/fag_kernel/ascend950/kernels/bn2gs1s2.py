@@ -1,14 +1,14 @@
 """Template BN2GS1S2: the general backward, persistent over the metadata's tile ranges (split.py).
 
-- `accumulate_kernel`: walks the tiles of its range column by column. dK and dV of a column are summed on chip over the
-  rows and added to the float32 accumulators once; dQ is added block by block. Runs between the zero and the cast pass
-  (passes.py). Grid: the used cores.
-- `columns_kernel`, `rows_kernel`: the deterministic form. A core owns key columns (all query heads of the group), then
-  query rows; each is summed in a fixed order and written once. No atomics, and the bits do not depend on the number of
-  cores. Runs after the zero pass on the outputs, which serves the padding.
+- `accumulate_kernel`: walks the tiles of its range column by column. dK and dV of a column are summed on
+  chip over the rows and added to the float32 accumulators once; dQ is added block by block. Runs between
+  the zero and the cast pass (passes.py). Grid: the used cores.
+- `columns_kernel`, `rows_kernel`: the deterministic form. A core owns key columns (all query heads of the
+  group), then query rows; each is summed in a fixed order and written once. No atomics, and the bits do not
+  depend on the number of cores. Runs after the zero pass on the outputs, which serves the padding.
 
-With SWIZZLE (dense layouts, all cores busy) whole columns or rows are dealt to the cores in turn, so that the cores work
-on the same head at the same time and find its tensors in L2; the ranges are not read then.
+With SWIZZLE (dense layouts, all cores busy) whole columns or rows are dealt to the cores in turn, so that
+the cores work on the same head at the same time and find its tensors in L2; the ranges are not read then.
 """
 
 import triton
@@ -40,7 +40,8 @@ from .tiles import (
 def add_column(
     q, k, v, dout, attn_out, lse, workspace, b, head, column, row_lo, row_hi,
     tiling, metadata, cu_q, cu_kv, used_q, used_kv,
-    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """Add the rows [row_lo, row_hi) of one column of tiles of one query head to the accumulators."""
     s1, s2, _, _, token_q, token_kv = batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
@@ -51,12 +52,13 @@ def add_column(
     acc_dk = workspace + query_tokens(tiling, cu_q, IS_TND) * read_int(tiling, TD_N1) * d
     acc_dv = acc_dk + key_tokens(tiling, cu_kv, IS_TND) * n2 * d
     k_first, k_heads = key_view(b, head_kv, token_kv, tiling, IS_TND)
-    for part in range(0, TILE // BN):
+    for part in range(TILE // BN):
         first = column + part * BN
         sum_k = tl.zeros((BN, DA), tl.float32)
         sum_v = tl.zeros((BN, DVA), tl.float32)
         sum_k, sum_v = column_sums(
-            q, k, v, dout, attn_out, lse, workspace, b, head, head_kv, first, row_lo, row_hi, sum_k, sum_v, s1, s2,
+            q, k, v, dout, attn_out, lse, workspace, b, head, head_kv, first, row_lo, row_hi, sum_k, sum_v,
+            s1, s2,
             token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, DQ_ADD,
         )  # fmt: skip
         offs = first + tl.arange(0, BN)
@@ -70,8 +72,8 @@ def accumulate_kernel(
     IS_TND: tl.constexpr, MASK: tl.constexpr, SWIZZLE: tl.constexpr,
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dQ, dK, dV added to the float32 accumulators in `workspace`: dq (t1, n1, d), dk (t2, n2, d), dv (t2, n2, dv), each in
-    the layout of its output, dq and dk without the scale.
+    """Add dQ, dK, dV to the float32 accumulators in `workspace`: dq (t1, n1, d), dk (t2, n2, d), dv (t2,
+    n2, dv), each in the layout of its output, dq and dk without the scale.
     """
     core = tl.program_id(0)
     n1 = read_int(tiling, TD_N1)
@@ -108,19 +110,21 @@ def accumulate_kernel(
 @triton.jit
 def write_column(
     q, k, v, dout, attn_out, lse, dk, dv, b, head_kv, column, tiling, metadata, cu_q, cu_kv, used_q, used_kv,
-    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """Write dK and dV of one column of tiles of one kv head, summed over its query heads in order."""
     s1, s2, _, _, token_q, token_kv = batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
     group = read_int(tiling, TD_G)
     k_first, k_heads = key_view(b, head_kv, token_kv, tiling, IS_TND)
-    for part in range(0, TILE // BN):
+    for part in range(TILE // BN):
         first = column + part * BN
         sum_k = tl.zeros((BN, DA), tl.float32)
         sum_v = tl.zeros((BN, DVA), tl.float32)
-        for member in range(0, group):
+        for member in range(group):
             sum_k, sum_v = column_sums(
-                q, k, v, dout, attn_out, lse, dk, b, head_kv * group + member, head_kv, first, 0, s1, sum_k, sum_v,
+                q, k, v, dout, attn_out, lse, dk, b, head_kv * group + member, head_kv, first, 0, s1, sum_k,
+                sum_v,
                 s1, s2, token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, DQ_NONE,
             )  # fmt: skip
         offs = first + tl.arange(0, BN)
@@ -134,7 +138,7 @@ def columns_kernel(
     IS_TND: tl.constexpr, MASK: tl.constexpr, SWIZZLE: tl.constexpr,
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV, deterministic: one core writes a column of tiles of one kv head."""
+    """Write dK and dV, deterministic: one core writes a column of tiles of one kv head."""
     core = tl.program_id(0)
     n1 = read_int(tiling, TD_N1)
     n2 = read_int(tiling, TD_N2)
@@ -169,16 +173,20 @@ def columns_kernel(
 @triton.jit
 def write_row(
     q, k, v, dout, attn_out, lse, dq, b, head, first_row, tiling, metadata, cu_q, cu_kv, used_q, used_kv,
-    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """Write dQ of one row of tiles of one query head."""
-    s1, s2, _, slot_kv, token_q, token_kv = batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
+    s1, s2, _, slot_kv, token_q, token_kv = batch_lengths(
+        b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
+    )
     head_kv = head // read_int(tiling, TD_G)
     q_first, q_heads = query_view(b, head, token_q, tiling, IS_TND)
-    for part in range(0, TILE // BM):
+    for part in range(TILE // BM):
         row = first_row + part * BM
         total = row_sum(
-            q, k, v, dout, attn_out, lse, q, q, b, head, head_kv, row, s1, s2, slot_kv, token_q, token_kv, tiling, cu_q,
+            q, k, v, dout, attn_out, lse, q, q, b, head, head_kv, row, s1, s2, slot_kv, token_q, token_kv,
+            tiling, cu_q,
             IS_TND, MASK, DA, DVA, BM, BN, False,
         )  # fmt: skip
         store_tile(dq, q_first, q_heads, row + tl.arange(0, BM), s1, read_int(tiling, TD_D), total, DA)
@@ -190,7 +198,7 @@ def rows_kernel(
     IS_TND: tl.constexpr, MASK: tl.constexpr, SWIZZLE: tl.constexpr,
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """dQ, deterministic: one core writes a row of tiles of one query head."""
+    """Write dQ, deterministic: one core writes a row of tiles of one query head."""
     core = tl.program_id(0)
     n1 = read_int(tiling, TD_N1)
     own = has_own_tiles(metadata, IS_TND)

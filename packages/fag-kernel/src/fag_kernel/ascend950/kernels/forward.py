@@ -1,10 +1,10 @@
 """The forward: attn_out and lse by the online softmax, rows of tiles dealt to the cores in turn.
 
-A unit is 128 query rows of one query head, padding rows included (out 0, lse -inf): every output element has one owner, so
-the result does not depend on the number of cores. The units of a head go from the last row to the first: under a causal
-mask the long ones come first. The forward ranges of the metadata are not used: they merge the query heads of a group into
-the rows and cut rows across cores, which pays at decode, not in training; only the words that say which lengths exist
-are read.
+A unit is 128 query rows of one query head, padding rows included (out 0, lse -inf): every output element
+has one owner, so the result does not depend on the number of cores. The units of a head go from the last
+row to the first: under a causal mask the long ones come first. The forward ranges of the metadata are not
+used: they merge the query heads of a group into the rows and cut rows across cores, which pays at decode,
+not in training; only the words that say which lengths exist are read.
 """
 
 import triton
@@ -38,7 +38,9 @@ def write_rows(
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """attn_out and lse of the BM query rows from `row` on of one head."""
-    s1, s2, slot_q, _, token_q, token_kv = batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
+    s1, s2, slot_q, _, token_q, token_kv = batch_lengths(
+        b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
+    )
     d = read_int(tiling, TD_D)
     dv = read_int(tiling, TD_DV)
     scale = read_scale(tiling)
@@ -65,7 +67,8 @@ def write_rows(
             keep = (shift >= shift_lo) & (shift <= shift_hi) & (offs_m[:, None] < s1) & (offs_n[None, :] < s2)
             s = tl.where(keep, s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, 1))
-        # A row that has seen nothing yet has top = -inf; exp(-inf - 0) = 0 where exp(-inf + inf) would be NaN.
+        # A row that has seen nothing yet has top = -inf; exp(-inf - 0) = 0 where exp(-inf + inf) would be
+        # NaN.
         pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
         keep_part = tl.exp(top - pivot)
         p = tl.exp(s - pivot[:, None])
@@ -89,7 +92,8 @@ def write_rows(
     acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, total)[:, None])
     lse_rows = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
     if HAS_SINKS:
-        lse_rows = tl.where(offs_m < s1, tl.where(tl.load(sinks + head) == float("inf"), float("inf"), lse_rows), lse_rows)
+        taken_rows = tl.where(tl.load(sinks + head) == float("inf"), float("inf"), lse_rows)
+        lse_rows = tl.where(offs_m < s1, taken_rows, lse_rows)
     store_tile(out, q_first, q_heads, offs_m, slot_q, dv, acc, DVA)
     tl.store(lse + lse_row(b, head, token_q, tiling, cu_q, IS_TND) + offs_m, lse_rows, mask=offs_m < slot_q)
 
@@ -105,11 +109,11 @@ def forward_kernel(
     cores = tl.num_programs(0)
     n1 = read_int(tiling, TD_N1)
     before = 0
-    for b in range(0, read_int(tiling, TD_B)):
+    for b in range(read_int(tiling, TD_B)):
         _, _, slot_q, _, _, _ = batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
         o1 = tl.cdiv(slot_q, TILE)
         for unit in range((core + cores - before % cores) % cores, n1 * o1, cores):
-            for part in range(0, TILE // BM):
+            for part in range(TILE // BM):
                 write_rows(
                     q, k, v, sinks, out, lse, b, unit // o1, (o1 - 1 - unit % o1) * TILE + part * BM,
                     tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, HAS_SINKS, DA, DVA, BM, BN,

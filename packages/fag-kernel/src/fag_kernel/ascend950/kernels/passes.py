@@ -1,8 +1,9 @@
 """The passes around the main kernels, on vector cores only: clear, and scale-and-cast.
 
-Each program takes an equal, contiguous share of the elements, by its number: the row ranges of the metadata (words 124 on)
-are not used, because for a packed batch CANN counts b * longest sequence rows there, more than the tensors have, and
-because their 32-bit counts overflow (spec/metadata-format.md, bugs 7 and 9). Grid: the vector cores of the metadata.
+Each program takes an equal, contiguous share of the elements, by its number: the row ranges of the metadata
+(words 124 on) are not used, because for a packed batch CANN counts b * longest sequence rows there, more
+than the tensors have, and because their 32-bit counts overflow (spec/metadata-format.md, bugs 7 and 9).
+Grid: the vector cores of the metadata.
 """
 
 import triton
@@ -39,7 +40,7 @@ def clear(base, total, CHUNK: tl.constexpr):
 
 @triton.jit
 def convert(source, target, total, scale, CHUNK: tl.constexpr):
-    """target = scale * source in the type of the target, shared by all programs."""
+    """Set target = scale * source in the type of the target, shared by all programs."""
     first, end = share(total, CHUNK)
     for at in range(first, end, CHUNK):
         offs = tl.arange(0, CHUNK)
@@ -64,8 +65,10 @@ def zero_outputs_kernel(cu_q, cu_kv, dq, dk, dv, tiling, IS_TND: tl.constexpr, C
 
 
 @triton.jit
-def cast_outputs_kernel(cu_q, cu_kv, workspace, dq, dk, dv, tiling, IS_TND: tl.constexpr, CHUNK: tl.constexpr):
-    """dq, dk (scaled) and dv from their accumulators, rounded once."""
+def cast_outputs_kernel(
+    cu_q, cu_kv, workspace, dq, dk, dv, tiling, IS_TND: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Make dq, dk (scaled) and dv from their accumulators, rounded once."""
     count_q, count_k, count_v = element_counts(tiling, cu_q, cu_kv, IS_TND)
     scale = read_scale(tiling)
     convert(workspace, dq, count_q, scale, CHUNK)

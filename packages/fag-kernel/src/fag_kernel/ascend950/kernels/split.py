@@ -1,11 +1,11 @@
 """Which tiles a core owns: the ranges of the metadata's FAG block, in tiles, key columns and query rows.
 
-The tiles of a batch entry are numbered (query head * o2 + column) * o1 + row, entry after entry, and core i owns the
-numbers [start, end). For the deterministic kernels the same range, scaled, gives whole key columns (kv head * o2 + column,
-each worth g * o1 numbers) or whole query rows (query head * o1 + row, each worth o2 numbers): the ranges follow each
-other without holes, so each column and each row has exactly one owner. Rows are counted from the last to the first within
-a head: the tiles of the rows of a causal mask then grow in the same direction as those of the columns, for which
-the ranges were balanced.
+The tiles of a batch entry are numbered (query head * o2 + column) * o1 + row, entry after entry, and core i
+owns the numbers [start, end). For the deterministic kernels the same range, scaled, gives whole key columns
+(kv head * o2 + column, each worth g * o1 numbers) or whole query rows (query head * o1 + row, each worth o2
+numbers): the ranges follow each other without holes, so each column and each row has exactly one owner.
+Rows are counted from the last to the first within a head: the tiles of the rows of a causal mask then grow
+in the same direction as those of the columns, for which the ranges were balanced.
 """
 
 import triton
@@ -70,7 +70,9 @@ def tile_grid(b, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl
 
 
 @triton.jit
-def entries_of_range(start, end, batch, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.constexpr):
+def entries_of_range(
+    start, end, batch, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.constexpr
+):
     """(first batch entry, end entry, number of the first entry's first tile) that a range can touch."""
     n1 = read_int(tiling, TD_N1)
     last = read_int(tiling, TD_B)
@@ -81,7 +83,7 @@ def entries_of_range(start, end, batch, own, tiling, metadata, cu_q, cu_kv, used
     if own:
         first = batch
         base = 0
-        for b in range(0, batch):
+        for b in range(batch):
             o1, o2 = tile_grid(b, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
             base += n1 * o1 * o2
     else:

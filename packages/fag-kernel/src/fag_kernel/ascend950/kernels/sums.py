@@ -3,9 +3,10 @@
     S = scale * Q K^T    P = exp(S - lse)    dP = dO V^T    dS = P * (dP - sfmg)
     dV = P^T dO          dQ = scale * dS K   dK = scale * dS^T Q
 
-P and dS are rounded to the type of the operands for the matrix products; every sum is float32. Blocks outside the mask
-are not visited, blocks inside it are not masked. Rows that see no key and keys that no row sees are read as zeros, so
-whatever stands there (and whatever the lse of such a row is) contributes nothing.
+P and dS are rounded to the type of the operands for the matrix products; every sum is float32. Blocks
+outside the mask are not visited, blocks inside it are not masked. Rows that see no key and keys that no row
+sees are read as zeros, so whatever stands there (and whatever the lse of such a row is) contributes
+nothing.
 """
 
 import triton
@@ -46,12 +47,13 @@ def seen_keys(s1, s2, shift_lo, shift_hi):
 
 @triton.jit
 def load_query_block(
-    q, dout, attn_out, lse, q_first, q_heads, lse_first, offs, row_lo, row_hi, d, dv, DA: tl.constexpr, DVA: tl.constexpr
-):
+    q, dout, attn_out, lse, q_first, q_heads, lse_first, offs, row_lo, row_hi, d, dv, DA: tl.constexpr,
+    DVA: tl.constexpr,
+):  # fmt: skip
     """(q, dout, lse, sfmg) of the rows `offs`; rows outside [row_lo, row_hi) are zero, whatever stands there.
 
-    sfmg = rowsum(dout * attn_out) is made here, in float32, each time a query block is read: the workspace has no room
-    for it.
+    sfmg = rowsum(dout * attn_out) is made here, in float32, each time a query block is read: the workspace
+    has no room for it.
     """
     q_tile = load_tile(q, q_first, q_heads, offs, row_lo, row_hi, d, DA)
     do_tile = load_tile(dout, q_first, q_heads, offs, row_lo, row_hi, dv, DVA)
@@ -64,12 +66,13 @@ def load_query_block(
 
 @triton.jit
 def probabilities(
-    q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi, scale, is_inner
-):
+    q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi, scale,
+    is_inner
+):  # fmt: skip
     """(P, dS) of one block in the type of the operands; exactly zero where a row does not see a column.
 
-    The exponent is clamped at 0 (P never exceeds 1). The mask is applied only where the block is not inner: a branch on a
-    scalar, so inner blocks pay nothing.
+    The exponent is clamped at 0 (P never exceeds 1). The mask is applied only where the block is not inner:
+    a branch on a scalar, so inner blocks pay nothing.
     """
     p = tl.exp(tl.minimum(tl.dot(q_tile, tl.trans(k_tile)) * scale - lse_rows[:, None], 0.0))
     ds = p * (tl.dot(do_tile, tl.trans(v_tile)) - sfmg[:, None])
@@ -83,14 +86,18 @@ def probabilities(
 
 @triton.jit
 def column_sums(
-    q, k, v, dout, attn_out, lse, dq, b, head, head_kv, column, row_lo, row_hi, acc_k, acc_v, s1, s2, token_q, token_kv,
+    q, k, v, dout, attn_out, lse, dq, b, head, head_kv, column, row_lo, row_hi, acc_k, acc_v, s1, s2, token_q,
+    token_kv,
     tiling, cu_q,
-    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
     DQ: tl.constexpr,
 ):  # fmt: skip
-    """(acc_k, acc_v) plus query head `head`'s part of dK (without the scale) and dV of the BN keys from `column` on.
+    """(acc_k, acc_v) plus query head `head`'s part of dK (without the scale) and dV of the BN keys from
+    `column` on.
 
-    Only the rows [row_lo, row_hi) take part; both are multiples of BM or beyond s1. DQ says what becomes of their dQ.
+    Only the rows [row_lo, row_hi) take part; both are multiples of BM or beyond s1. DQ says what becomes of
+    their dQ.
     """
     d = read_int(tiling, TD_D)
     dv = read_int(tiling, TD_DV)
@@ -115,8 +122,9 @@ def column_sums(
         )
         is_inner = ((row >= inner_begin) & (row + BM <= inner_end)).to(tl.int32)
         p, ds = probabilities(
-            q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi, scale, is_inner
-        )
+            q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi,
+            scale, is_inner,
+        )  # fmt: skip
         acc_v = tl.dot(tl.trans(p), do_tile, acc_v)
         acc_k = tl.dot(tl.trans(ds), q_tile, acc_k)
         if DQ == DQ_ADD:
@@ -128,14 +136,16 @@ def column_sums(
 
 @triton.jit
 def row_sum(
-    q, k, v, dout, attn_out, lse, dk, dv, b, head, head_kv, row, s1, s2, slot_kv, token_q, token_kv, tiling, cu_q,
-    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q, k, v, dout, attn_out, lse, dk, dv, b, head, head_kv, row, s1, s2, slot_kv, token_q, token_kv, tiling,
+    cu_q,
+    IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
     STORE_KV: tl.constexpr,
 ):  # fmt: skip
-    """dQ (scaled, float32) of the BM query rows from `row` on, summed over their keys in ascending order.
+    """Sum dQ (scaled, float32) of the BM query rows from `row` on, summed over their keys in ascending order.
 
-    With STORE_KV the caller knows that these are all rows of the only query head: dK and dV of every key of the slot
-    are written on the way, so each product is made once.
+    With STORE_KV the caller knows that these are all rows of the only query head: dK and dV of every key of
+    the slot are written on the way, so each product is made once.
     """
     d = read_int(tiling, TD_D)
     dv_width = read_int(tiling, TD_DV)
@@ -152,8 +162,9 @@ def row_sum(
     lse_first = lse_row(b, head, token_q, tiling, cu_q, IS_TND)
     offs_m = row + tl.arange(0, BM)
     q_tile, do_tile, lse_rows, sfmg = load_query_block(
-        q, dout, attn_out, lse, q_first, q_heads, lse_first, offs_m, seen_begin, seen_end, d, dv_width, DA, DVA
-    )
+        q, dout, attn_out, lse, q_first, q_heads, lse_first, offs_m, seen_begin, seen_end, d, dv_width, DA,
+        DVA,
+    )  # fmt: skip
     acc = tl.zeros((BM, DA), tl.float32)
     for block in range(begin // BN, tl.cdiv(end, BN)):
         column = block * BN
@@ -162,8 +173,9 @@ def row_sum(
         v_tile = load_tile(v, k_first, k_heads, offs_n, key_begin, key_end, dv_width, DVA)
         is_inner = ((column >= inner_begin) & (column + BN <= inner_end)).to(tl.int32)
         p, ds = probabilities(
-            q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi, scale, is_inner
-        )
+            q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi,
+            scale, is_inner,
+        )  # fmt: skip
         acc = tl.dot(ds, k_tile, acc)
         if STORE_KV:
             store_tile(dv, k_first, k_heads, offs_n, slot_kv, dv_width, tl.dot(tl.trans(p), do_tile), DVA)

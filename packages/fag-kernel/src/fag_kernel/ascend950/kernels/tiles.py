@@ -1,16 +1,18 @@
-"""Tile mathematics shared by every Ascend 950 kernel: what a core reads from the host, where a tile lies, what it sees.
+"""Tile mathematics shared by every Ascend 950 kernel: what a core reads from the host, where a tile lies,
+what it sees.
 
-One place for the words of the tiling data and of the metadata, the view parameters, the lengths of a batch entry,
-the visible range of the mask, and the loads and stores of a tile. sums.py adds the mathematics of the gradient, split.py the
-ranges of the cores; the kernels proper (bn2gs1s2.py, bn2.py, forward.py, passes.py) say who owns what and where it goes.
+One place for the words of the tiling data and of the metadata, the view parameters, the lengths of a batch
+entry, the visible range of the mask, and the loads and stores of a tile. sums.py adds the mathematics of
+the gradient, split.py the ranges of the cores; the kernels proper (bn2gs1s2.py, bn2.py, forward.py,
+passes.py) say who owns what and where it goes.
 
 Conventions of every function here:
-- `s1`, `s2` are the real (effective) lengths of the batch entry, int32; `slot_q`, `slot_kv` the rows that the tensor
-  holds for it. Rows between the two are padding: never read, written as zero.
+- `s1`, `s2` are the real (effective) lengths of the batch entry, int32; `slot_q`, `slot_kv` the rows that
+  the tensor holds for it. Rows between the two are padding: never read, written as zero.
 - A query row i sees the keys [i + shift_lo, i + shift_hi], both ends included and clipped to [0, s2).
 - Element offsets of a tensor's base are int64, offsets inside a tile int32.
-- An optional tensor that the call lacks is passed as any valid address: the flags in metadata word 9 say that it
-  must not be read.
+- An optional tensor that the call lacks is passed as any valid address: the flags in metadata word 9 say
+  that it must not be read.
 """
 
 import triton
@@ -35,7 +37,8 @@ TD_N2_COEF = tl.constexpr(16)
 TD_WIN_LEFT = tl.constexpr(18)
 TD_WIN_RIGHT = tl.constexpr(19)
 
-# Metadata head (spec/metadata-format.md; words 8..15 are this project's). The words of the FAG block are in split.py.
+# Metadata head (spec/metadata-format.md; words 8..15 are this project's). The words of the FAG block are in
+# split.py.
 MD_GRAD_OFFSET = tl.constexpr(7)
 MD_FLAGS = tl.constexpr(9)
 FLAG_USED_Q = tl.constexpr(1 << 20)
@@ -62,7 +65,9 @@ def read_scale(tiling):
 
 @triton.jit
 def batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.constexpr):
-    """(s1, s2, slot_q, slot_kv, first query token, first key token) of batch entry `b`; tokens only for TND."""
+    """(s1, s2, slot_q, slot_kv, first query token, first key token) of batch entry `b`; tokens only for
+    TND.
+    """
     if IS_TND:
         token_q = tl.load(cu_q + b)
         token_kv = tl.load(cu_kv + b)
@@ -85,8 +90,8 @@ def batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.
 
 @triton.jit
 def query_view(b, head, token, tiling, IS_TND: tl.constexpr):
-    """(first row as int64, heads per row) of query head `head`: element (row, e) of a tensor of width w lies at
-    (first + row * heads) * w + e. Serves q, dout, attn_out, dq and the float32 accumulator of dq.
+    """(first row as int64, heads per row) of query head `head`: element (row, e) of a tensor of width w
+    lies at (first + row * heads) * w + e. Serves q, dout, attn_out, dq and the float32 accumulator of dq.
     """
     if IS_TND:
         heads = read_int(tiling, TD_N1)
@@ -145,8 +150,8 @@ def key_tokens(tiling, cu_kv, IS_TND: tl.constexpr):
 def mask_shifts(s1, s2, tiling, MASK: tl.constexpr):
     """(shift_lo, shift_hi) of the mask, aligned bottom-right, int32 within +-FAR.
 
-    Windows go to 2^31 - 1 and -1 means unbounded: the sums are made in int64 and cut to +-FAR, which lies beyond every
-    row and column.
+    Windows go to 2^31 - 1 and -1 means unbounded: the sums are made in int64 and cut to +-FAR, which lies
+    beyond every row and column.
     """
     if MASK == MASK_NONE:
         shift_lo = s1 * 0 - FAR
@@ -169,8 +174,8 @@ def mask_shifts(s1, s2, tiling, MASK: tl.constexpr):
 def rows_of_columns(first, width, s1, s2, shift_lo, shift_hi):
     """Rows that meet the columns [first, first + width): (begin, end, inner_begin, inner_end).
 
-    [begin, end) see at least one of the columns that exist, [inner_begin, inner_end) all `width` of them; the inner
-    range is empty where a column lies beyond s2.
+    [begin, end) see at least one of the columns that exist, [inner_begin, inner_end) all `width` of them;
+    the inner range is empty where a column lies beyond s2.
     """
     last = tl.minimum(first + width, s2) - 1
     begin = tl.maximum(first - shift_hi, 0)
@@ -197,10 +202,13 @@ def columns_of_rows(first, width, s1, s2, shift_lo, shift_hi):
 
 @triton.jit
 def load_tile(base, first, heads, offs, limit_lo, limit_hi, width, PAD: tl.constexpr):
-    """Rows `offs` within [limit_lo, limit_hi) of a tensor of `width` columns, padded with zeros to PAD columns."""
+    """Rows `offs` within [limit_lo, limit_hi) of a tensor of `width` columns, padded with zeros to PAD
+    columns.
+    """
     column = tl.arange(0, PAD)
     keep = (offs[:, None] >= limit_lo) & (offs[:, None] < limit_hi) & (column[None, :] < width)
-    return tl.load(base + first * width + offs[:, None] * (heads * width) + column[None, :], mask=keep, other=0.0)
+    at = base + first * width + offs[:, None] * (heads * width) + column[None, :]
+    return tl.load(at, mask=keep, other=0.0)
 
 
 @triton.jit
