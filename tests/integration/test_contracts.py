@@ -251,8 +251,8 @@ def set_version(name: str, to: int) -> Edit:
 @pytest.mark.parametrize(
     ("package", "file", "attribute", "contract"),
     [
-        ("fag-metadata", "fag_metadata/layout.py", "FORMAT_VERSION", "metadata format"),
-        ("fag-kernel", "fag_kernel/contract.py", "KERNEL_ABI", "KERNEL_ABI"),
+        ("fag-metadata", "fag_metadata/layout.py", "FORMAT_VERSION", "METADATA_FORMAT 2"),
+        ("fag-kernel", "fag_kernel/contract.py", "KERNEL_ABI", "KERNEL_ABI 2"),
     ],
 )
 def test_other_interface_version_is_refused_whatever_the_release(

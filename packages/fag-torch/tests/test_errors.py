@@ -405,7 +405,7 @@ def test_front_speaks_of_itself(make_call):
     call = make_call()
     with pytest.raises(ValueError, match="flash_attention: seqused_q must have B elements"):
         fag_torch.flash_attention(*call.qkv, seqused_q=i32(1))
-    with pytest.raises(ValueError, match="flash_attention: layout_q must be BSND, BNSD or TND"):
+    with pytest.raises(ValueError, match="flash_attention: layout must be BSND, BNSD or TND"):
         fag_torch.flash_attention(*call.qkv, layout="BNDS")
     with pytest.raises(TypeError, match="flash_attention: layout must be a layout name"):
         fag_torch.flash_attention(*call.qkv, layout=3)

@@ -135,7 +135,7 @@ def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
     """
     view = metadata if isinstance(metadata, Metadata) else unpack(metadata)
     if problem is None:
-        problem = _problem_of_head(view)
+        problem = problem_of(view)
     merge_rows = view.forward.fd[:, :, 3].astype(np.int64) * view.forward.fd[:, :, 5]
     grad = None if view.grad is None else grad_load(view.grad, problem, view.aic)
     return Balance(forward_load(view.forward, problem), merge_rows.sum(axis=0), grad)
@@ -199,7 +199,7 @@ def _ratio(heaviest: int, loads: Int64Array) -> float:
     return heaviest * len(loads) / total if total else 1.0
 
 
-def _problem_of_head(view: Metadata) -> AttentionProblem:
+def problem_of(view: Metadata) -> AttentionProblem:
     """The problem as the head tells it; the numbers that are only folded there stand in the FAG block, if
     any.
     """

@@ -116,7 +116,7 @@ def core_areas(areas: ForwardAreas, split: ForwardSplit) -> Int64Array:
 
 def _pack(blocks: ForwardBlocks, cut: _Cut | None, target: Target) -> ForwardSplit:
     done = np.array([blocks.num_blocks]) if cut is None else np.unique(cut.done)[1:]
-    cuts = Cuts(np.array([blocks.num_heads]), np.array([len(done)]), done, np.zeros(len(done), np.bool_))
+    cuts = Cuts(np.array([blocks.num_heads]), np.array([len(done)]), done, None)
     return pack_forward(blocks, cuts, target.cube_cores, target.vector_cores, target.vector_cores)
 
 

@@ -27,6 +27,7 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _OPEN_WINDOW = 2**32 - 1  # CANN keeps windows unsigned: its -1 is this number
 _ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
+_FEW_ROWS = 1 << 14
 _ZERO = np.zeros(1, np.int64)
 
 
@@ -104,7 +105,7 @@ class ForwardBlocks:
         self._rows_before: dict[int, Sequence[int]] = {}
         self.head_blocks = self._count_head_blocks()
         self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
-        np.cumsum(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
+        np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
 
     @property
     def num_blocks(self) -> int:
@@ -124,6 +125,11 @@ class ForwardBlocks:
     def last_diagonal(self) -> Int64Array:
         """Highest visible diagonal of the entries, see ranges.band."""
         return self._band[1]
+
+    @property
+    def has_empty_first_rows(self) -> bool:
+        """Whether the first row block of a head with blocks may have none; False is certain."""
+        return self.num_entries > 1 or (self.num_blocks > 0 and self.rows_before(0)[1] == 0)
 
     @property
     def longest_and_total(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -157,21 +163,28 @@ class ForwardBlocks:
         return entries, entries * self.heads_per_entry + heads, inside - heads * each
 
     def positions(self, blocks: Int64Array) -> Positions:
-        """Places of block numbers, 0 <= block < num_blocks: each is where that block stands."""
+        """Places of block numbers, 0 <= block < num_blocks, in order: each is where that block stands."""
         entries, heads, inside = self.heads_at(blocks)
         if self.num_entries == 1:
             rows = self.all_rows()
             row = flat = rows.before.searchsorted(inside, "right") - 1
             offset = inside - rows.before[flat]
         else:
-            needed, which = np.unique(entries, return_inverse=True)
-            rows = self.rows_of(needed)
-            begin = rows.begin[which.reshape(-1)]
+            rows, begin = self._rows_around(entries)
             base = rows.before[begin]
             flat = rows.before.searchsorted(inside + base, "right") - 1
             offset = inside + base - rows.before[flat]
             row = flat - begin
         return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside == 0)
+
+    def _rows_around(self, entries: Int64Array) -> tuple[RowBlocks, Int64Array]:
+        """Row blocks of at least these entries (not descending), and the first one of each."""
+        if self._all_rows is not None:
+            return self._all_rows, self._all_rows.begin[entries]
+        is_new = np.ones(len(entries), np.bool_)
+        is_new[1:] = entries[1:] != entries[:-1]
+        rows = self.rows_of(entries[is_new])
+        return rows, rows.begin[is_new.cumsum() - 1]
 
     def blocks_at(self, head: Int64Array, row: Int64Array, key: Int64Array) -> Int64Array:
         """Blocks in front of places; the inverse of `positions`. head <= num_heads, row and key inside."""
@@ -198,12 +211,25 @@ class ForwardBlocks:
         """RowBlocks.before of one entry for scalar searches (kept)."""
         found = self._rows_before.get(entry)
         if found is None:
-            is_all = self.num_entries == 1
-            before = (self.all_rows() if is_all else self.rows_of(np.array([entry]))).before
+            if self._rows_are_few:
+                rows = self.all_rows()
+                begin = int(rows.begin[entry])
+                end = int(rows.begin[entry + 1]) if entry + 1 < self.num_entries else len(rows.first)
+                before = rows.before[begin : end + 1]
+                before = before - before[0] if begin else before
+            else:
+                before = self.rows_of(np.array([entry])).before
             # A list is faster to search, but a long one is slow to make.
             found = before.tolist() if len(before) < 4096 else cast("Sequence[int]", before)
             self._rows_before[entry] = found
         return found
+
+    @cached_property
+    def _rows_are_few(self) -> bool:
+        """Whether listing the row blocks of all entries at once is cheaper than one entry after the other."""
+        if self.num_entries == 1:
+            return True
+        return int((-(-self.lengths_q * self.g // self.size.rows)).sum()) <= _FEW_ROWS
 
     def rows_of(self, entries: Int64Array) -> RowBlocks:
         """The row blocks of a head of every one of these entries."""
@@ -224,7 +250,11 @@ class ForwardBlocks:
         """Valid key blocks [first, stop) of row blocks (step F3); `entries` is theirs, or one for all."""
         s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
         if self.mask_mode == MaskMode.NO_MASK:
-            return np.zeros_like(rows), np.broadcast_to(-(-s2 // self.size.keys), rows.shape)
+            return np.zeros_like(rows), -(-s2 // self.size.keys) + np.zeros_like(rows)
+        if self.mask_mode == MaskMode.CAUSAL and not self.is_bnsd:
+            end = np.minimum((rows + 1) * self.size.rows, s1 * self.g) - 1
+            high = (end // self.g if self.g > 1 else end) + self.last_diagonal[entries]
+            return np.zeros_like(rows), np.maximum(np.minimum(high, s2 - 1) // self.size.keys + 1, 0)
         low = rows * self.size.rows
         high = np.minimum(low + self.size.rows, s1 * self.g) - 1
         if self.is_bnsd:

@@ -87,9 +87,7 @@ def _cut_at(areas: ForwardAreas, items: Items, head: int, cores: int) -> TwoSect
     done_first = np.append(items.done[x[which, choice]], between)
     done_second = np.append(items.done[place + y[which, choice]], blocks.num_blocks)
     done = np.concatenate((done_first, done_second))
-    cuts = Cuts(
-        np.array([head, blocks.num_heads]), np.array([cores, cores]), done, np.zeros(len(done), np.bool_)
-    )
+    cuts = Cuts(np.array([head, blocks.num_heads]), np.array([cores, cores]), done, None)
     return TwoSections(cuts, heaviest)
 
 

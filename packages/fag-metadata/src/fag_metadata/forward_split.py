@@ -157,9 +157,10 @@ def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts
     if merged.size:
         count[merged] = used[merged]
         is_used[merged] = core < used[merged, None]
-        done[merged], stays[merged] = _cut_blocks(
-            total[merged, None], used[merged, None], stop[merged, None], num_cores
-        )
+        cores = used[merged, None]
+        left = _left_with_merging(total[merged, None], cores, cores - np.arange(num_cores + 1))
+        done[merged] = stop[merged, None] - left[:, 1:]
+        stays[merged] = _stays_with_merging(left, cores)
     return Cuts(section_ends, count, done[is_used], stays[is_used])
 
 
@@ -168,18 +169,22 @@ def _cut_one_section(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> 
     total = blocks.num_blocks
     used = min(num_cores, total)
     if not used:  # one core steps over all heads
-        return Cuts(np.array(ends), np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_))
+        return Cuts(np.array(ends), np.ones(1, np.int64), np.zeros(1, np.int64), None)
     cuts, stuck, worst = cut_rows(blocks, 0, 0, total, used)
     # With merging the worst core always gets the mean rounded up.
     if worst > 3 and worst - _MIN_MERGE_GAIN_BLOCKS > -(-total // used):
-        return Cuts(np.array(ends), np.array([used]), *_cut_blocks(total, used, total, used))
-    stays = np.zeros(len(cuts), np.bool_)
-    stays[stuck] = True
+        left = _left_with_merging(total, used, np.arange(used, -1, -1))
+        stays = _stays_with_merging(left, used) if blocks.has_empty_first_rows else None
+        return Cuts(np.array(ends), np.array([used]), total - left[1:], stays)
+    stays = None
+    if stuck:
+        stays = np.zeros(len(cuts), np.bool_)
+        stays[stuck] = True
     return Cuts(np.array(ends), np.array([len(cuts)]), np.array(cuts), stays)
 
 
-def _cut_blocks(total: IntLike, used: IntLike, stop: IntLike, num_cores: int) -> tuple[Int64Array, BoolArray]:
-    """Cuts with merging: rows may be cut between blocks (step F7).
+def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> Int64Array:
+    """Blocks that are left before every core when rows may be cut between blocks (step F7 with merging).
 
     A core takes floor(left / cores + 1/3) blocks. With total = quotient * used + rest that leaves, for m
     cores to come, quotient * m + min(rest, max(rest - (used - m), (2 * m + 1) // 3)) blocks: no loop.
@@ -187,15 +192,17 @@ def _cut_blocks(total: IntLike, used: IntLike, stop: IntLike, num_cores: int) ->
     Args:
         total: Blocks of the section, or int64 (sections, 1).
         used: Cores with work, of the same shape.
-        stop: Blocks of the problem up to the section's end, of the same shape.
-        num_cores: Cuts to return for every section.
-
-    Returns:
-        Blocks done at the end of every core, and whether only the tolerance let it come that far: see Cuts.
+        to_come: Cores that have not had their turn: used, used - 1, ..., 0.
     """
     quotient = total // used
     rest = total - quotient * used
-    to_come = used - np.arange(num_cores + 1)
-    left = quotient * to_come + np.minimum(rest, np.maximum(rest - used + to_come, (2 * to_come + 1) // 3))
-    limit = 3 * left[..., :-1] // np.maximum(to_come[..., :-1], 1)
-    return stop - left[..., 1:], limit % 3 == 2
+    left: Int64Array = quotient * to_come
+    left += np.minimum(rest, np.maximum(to_come + (rest - used), (2 * to_come + 1) // 3))
+    return left
+
+
+def _stays_with_merging(left: Int64Array, used: IntLike) -> BoolArray:
+    """Whether only the tolerance let a core come as far as it did: see Cuts.stays."""
+    to_come = np.maximum(used - np.arange(left.shape[-1] - 1), 1)
+    stays: BoolArray = 3 * left[..., :-1] // to_come % 3 == 2
+    return stays

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,10 +23,11 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what is installed, what fits, which route a call takes")
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    if find_spec("fag_torch.demo") is not None:
-        commands.add_parser("demo", help="train a small language model on this machine", add_help=False)
-        if arguments[:1] == ["demo"]:  # the demo has its own options
-            return int(import_module("fag_torch.demo.main").main(arguments[1:]) or 0)
+    commands.add_parser("demo", help="train a small language model on this machine", add_help=False)
+    if arguments[:1] == ["demo"]:  # it has its own options
+        from fag_torch.demo.main import main as demo
+
+        return demo(arguments[1:])
     options = parser.parse_args(arguments)
     from fag_torch.diagnosis import as_text
     from fag_torch.diagnosis import doctor as examine

@@ -78,8 +78,9 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, keyset: Any, scalars: dict[str, Any], *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        scalars = {**scalars, "is_grad_enabled": True}
-        out, lse = _below_autograd(torch.ops.fag.attention_forward.default, keyset, tensors, scalars)
+        scalars.pop("is_grad_enabled", None)
+        op = torch.ops.fag.attention_forward.default
+        out, lse = _below_autograd(op, keyset, tensors, {**scalars, "is_grad_enabled": True})
         ctx.save_for_backward(*tensors, out, lse)
         ctx.scalars = scalars
         ctx.set_materialize_grads(False)
@@ -92,10 +93,14 @@ class _Attention(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         if dout is None:
             dout = torch.zeros_like(out)
-        scalars = {name: value for name, value in ctx.scalars.items() if name != "is_grad_enabled"}
-        dq, dk, dv, dsinks = torch.ops.fag.attention_backward(
-            q, k, v, dout, out, lse, dlse, cu_q, cu_kv, used_q, used_kv, sinks, metadata, **scalars
-        )
+        args = (q, k, v, dout, out, lse, dlse, cu_q, cu_kv, used_q, used_kv, sinks, metadata)
+        op = torch.ops.fag.attention_backward.default
+        if torch.is_grad_enabled():  # create_graph: the results must refuse to be differentiated
+            dq, dk, dv, dsinks = op(*args, **ctx.scalars)
+        else:  # a fifth of the overhead of a backward less
+            _refuse_transforms("flash_attention", args)
+            with torch._C._AutoDispatchBelowAutograd():
+                dq, dk, dv, dsinks = op(*args, **ctx.scalars)
         wants = ctx.needs_input_grad[2:]
         grads = (dq, dk, dv, None, None, None, None, dsinks, None)
         return None, None, *(grad if wanted else None for grad, wanted in zip(grads, wants, strict=True))

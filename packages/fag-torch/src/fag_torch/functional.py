@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from fag_metadata import Layout, MaskMode
-from fag_metadata.arguments import check_softmax_scale, parse_int
+from fag_metadata.arguments import check_softmax_scale, parse_int, parse_layout
 from fag_metadata.errors import UnsupportedError, type_error
 from fag_torch import metadata as _metadata
 from fag_torch import npu
@@ -417,7 +417,7 @@ def flash_attention(
         win_right=_int(FRONT, "win_right", win_right),
         max_seqlen_q=-1 if max_seqlen_q is None else _int(FRONT, "max_seqlen_q", max_seqlen_q),
         max_seqlen_kv=-1 if max_seqlen_kv is None else _int(FRONT, "max_seqlen_kv", max_seqlen_kv),
-        layout=_name(FRONT, "layout", layout),
+        layout=parse_layout(FRONT, "layout", layout).value,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 

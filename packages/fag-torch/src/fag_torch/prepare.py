@@ -7,6 +7,7 @@ rules and their messages are those of `fag_metadata`; nothing is computed here b
 
 from __future__ import annotations
 
+import math
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -72,7 +73,7 @@ class Prepared:
         self.axes = AXES[problem.layout]
         self.axes_out = AXES[out_layout]
         self.out_shape, self.lse_shape = output_shapes(problem, out_layout)
-        self.default_scale = float(problem.d) ** -0.5
+        self.default_scale = 1.0 / math.sqrt(problem.d)
         self._metadata: dict[bool, NDArray[np.int32]] = {}
 
     def metadata(self, op: str, given: Tensor | None, *, is_grad: bool) -> NDArray[np.int32]:
