@@ -24,6 +24,8 @@ _HEADS_TRIED = 4
 """Places tried for the cut between the sections, on either side of the middle."""
 _REACH = 12
 """Places of the first section tried on either side of the wanted one."""
+_GOOD_ENOUGH = 1.02
+"""Max/mean at which the search ends."""
 _PAIRS = 40
 """Pairs of places kept for every core, those with the best sums."""
 
@@ -58,6 +60,8 @@ def cut_two_sections(areas: ForwardAreas, cores: int) -> TwoSections | None:
         found = _cut_at(areas, items, head, cores)
         if found is not None and (best is None or found.heaviest < best.heaviest):
             best = found
+            if best.heaviest * cores <= _GOOD_ENOUGH * areas.total:
+                break
     return best
 
 

@@ -35,6 +35,8 @@ _MOST_HEADS = 48
 _MOST_TILES = 1 << 20
 _PANEL = (7.4, 3.7)
 """Width and height of the maps' panel in inches, for which the heads are arranged."""
+_FLATTEST = 0.12
+"""Height over width, or width over height, that the map of a head has at least."""
 _GOLDEN = 0.381966
 """Hue step: neighbours in core order, which are neighbours in the map, get very different hues."""
 
@@ -261,19 +263,23 @@ def _draw_map(axes: Axes, name: str, split_map: SplitMap, size: str) -> None:
     axes.set_title(title, fontsize=9, loc="left")
     if not any(head.owner.size for head in split_map.heads):
         return
-    canvas, places = arrange(split_map.heads, split_map.aspect)
+    # True to scale, but no head is drawn flatter or narrower than this.
+    shapes = [head.owner.shape for head in split_map.heads if head.owner.size]
+    shape_ratio = max(shape[1] for shape in shapes) / max(shape[0] for shape in shapes)
+    aspect = min(max(split_map.aspect, _FLATTEST * shape_ratio), shape_ratio / _FLATTEST)
+    canvas, places = arrange(split_map.heads, aspect)
     colours = core_colours(int(canvas.max(initial=0)) + 1)
     image = np.ones((*canvas.shape, 3))
     image[canvas == MASKED] = 0.9
     image[canvas >= 0] = colours[canvas[canvas >= 0]]
-    axes.imshow(image, interpolation="nearest", aspect=split_map.aspect)
+    axes.imshow(image, interpolation="nearest", aspect=aspect)
     axes.set_anchor("W")
     height, width = canvas.shape
-    points = 72 * min(_PANEL[0] / width, _PANEL[1] / (height * split_map.aspect))  # width of a tile
+    points = 72 * min(_PANEL[0] / width, _PANEL[1] / (height * aspect))  # width of a tile
     for head, (y, x) in zip(split_map.heads, places, strict=True):
         if head.owner.shape[1] * points > 3.8 * len(head.name):
             axes.text(x - 0.5, y - 0.6, head.name, fontsize=6, color="0.35", va="bottom")
-        _write_cores(axes, head.owner, (y, x), points, points * split_map.aspect)
+        _write_cores(axes, head.owner, (y, x), points, points * aspect)
 
 
 def _write_cores(axes: Axes, owner: Int64Array, place: tuple[int, int], width: float, height: float) -> None:
