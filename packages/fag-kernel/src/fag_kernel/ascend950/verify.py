@@ -4,6 +4,7 @@ keys.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fag_kernel.ascend950 import artefacts
@@ -12,6 +13,25 @@ from fag_kernel.ascend950.catalog import DTYPES, FORMS, all_kernels, forward_ker
 from fag_kernel.ascend950.errors import ArtefactError
 from fag_kernel.ascend950.tile_table import MEMORY_KIB
 from fag_kernel.tiling_key import valid_keys
+
+
+def atomic_stores(ir: str) -> tuple[int, int]:
+    """(stores to device memory, those of them that add atomically) in optimised IR.
+
+    The compiler passes the kind to its store functions as their last argument: 0 none, 1 add.
+    """
+    kinds: list[int] = []
+    constants: dict[str, int] = {}
+    for line in ir.splitlines():
+        if "func.func @" in line:
+            constants = {}
+        constant = re.match(r"\s*(%\w+) = llvm\.mlir\.constant\((-?\d+) : i32\)", line)
+        if constant:
+            constants[constant[1]] = int(constant[2])
+        store = re.search(r"call @store_ubuf_to_gm_\w+\((.*?)\) :", line)
+        if store:
+            kinds.append(constants[store[1].split(", ")[-1]])
+    return len(kinds), sum(kind != 0 for kind in kinds)
 
 
 def verify(data: Path | None = None) -> list[str]:
@@ -75,6 +95,10 @@ def verify(data: Path | None = None) -> list[str]:
                 for symbol in record["symbols"]
                 if f"func.func @{symbol}(" not in text
             ]
+            stores, atomic = atomic_stores(text)
+            wanted = 3 if kernel.source == "bn2gs1s2.accumulate_kernel" else 0
+            if stores == 0 or atomic != wanted:
+                wrong.append(f"{kernel.name} must have {wanted} atomic stores, got {atomic} of {stores}")
             checked += 1
             total += len(text)
     if wrong:
