@@ -170,7 +170,9 @@ def optimise(name: str, linalg: str) -> Compiled:
 
 
 def hidden_arguments(ir: str) -> list[str]:
-    """Which of the compiler's own arguments (lock, workspace) a kernel uses; the launcher passes null for both."""
+    """Which of the compiler's own arguments (lock, workspace) a kernel uses; the launcher passes null for
+    both.
+    """
     kinds = {"%arg1": "sync_block_lock", "%arg2": "compiler_workspace"}
     used: set[str] = set()
     in_kernel = False
