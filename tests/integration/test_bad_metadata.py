@@ -245,7 +245,7 @@ def test_nothing_is_written_before_metadata_is_refused(layout: str, target: str)
     }
     lse_array = lse.numpy()
     grad = int(metadata[7])
-    slots = 36
+    slots = int(metadata.view(np.uint32)[11] >> 16)
     starts, ends = grad + 8, grad + 8 + slots
     used = int(metadata[grad + 1])
     broken = {
@@ -290,7 +290,7 @@ def test_random_corruption_is_refused_or_harmless(layout: str, target: str) -> N
     right result."""
     script = Path(__file__).with_name("fuzz_metadata.py")
     done = subprocess.run(
-        [sys.executable, str(script), layout, target, "200"], capture_output=True, text=True, timeout=300
+        [sys.executable, str(script), layout, target, "70"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     report = json.loads(done.stdout.splitlines()[-1])

@@ -130,6 +130,10 @@ def test_pc02_refuses_tokens_behind_the_last_sequence(api: Api, layout: str, sid
 @pytest.mark.parametrize("mode", [NO_MASK, CAUSAL], ids=["full", "causal"])
 @pytest.mark.parametrize(("s1", "s2"), [(64, 64), (192, 192), (704, 704), (1, 128), (128, 1), (33, 97)])
 def test_pc05_very_negative_scores_stay_finite(layout: str, s1: int, s2: int, mode: int) -> None:
+    """Column 0 of dq is scale * -960 * rowsum(dS), and rowsum(dS) is 0 but for the rounding of attn_out: it
+    hangs on the last bit of every dS, which section 2 of the contract rounds to bfloat16 for the product.
+    There the bound is 1.2 x the error of PyTorch's kernel; everything else is within the case's tolerance.
+    """
     call = harness.uniform(layout, 1, s1, s2, mask_mode=mode)
     base = harness.random_inputs(call, 1, s1, s2, 1, 1, 64)
     q, k = base.q * 0.1, base.k * 0.1
@@ -141,8 +145,20 @@ def test_pc05_very_negative_scores_stay_finite(layout: str, s1: int, s2: int, mo
         seen = torch.isfinite(got.lse)
         assert -125 < got.lse[seen].max() < -100
         bound.assert_forward(call, inputs, got.out, got.lse)
-        reference = bound.assert_gradients(call, inputs, got.out, got.lse, got[2:])
-        assert 0.1 < np.abs(reference.dv).max() < 1e3
+        arrays = (harness.to_float64(x) for x in (*inputs[:4], got.out, got.lse))
+        reference = oracle.backward(*arrays, call)
+        assert 0.01 < np.abs(reference.dv).max() < 1e3
+        peer = bound.peer_backward(call, inputs, got.out, got.lse)
+        zero = oracle.zero_bound(*(harness.to_float64(x) for x in inputs[:4]), call.scale(64))  # S2 = 1
+        bound.assert_close("dk", got.dk, reference.dk, peer[1], zero)
+        bound.assert_close("dv", got.dv, reference.dv, peer[2])
+        bound.assert_close("dq but column 0", got.dq[..., 1:], reference.dq[..., 1:], peer[0][..., 1:], zero)
+        assert torch.isfinite(got.dq).all()
+        if s2 == 1:
+            assert got.dq.abs().max() <= zero
+            continue
+        ours, theirs = (oracle.relative_error(harness.to_float64(x), reference.dq) for x in (got.dq, peer[0]))
+        assert ours <= 1.2 * theirs
 
 
 # ---- PC-15: NaN behind the end of the keys and behind the mask -------------------------------------------

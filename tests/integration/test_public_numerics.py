@@ -77,7 +77,10 @@ def test_pc08_boundless_sink_takes_everything(api: Api, layout: str, sink: float
 @pytest.mark.parametrize("sink", [INF, 3e38], ids=str)
 def test_pc08_boundless_sink_in_one_head_leaves_the_other(api: Api, layout: str, sink: float) -> None:
     call, inputs = sink_problem(layout, [sink, 0.25])
-    got = check(api, call, inputs)
+    got = harness.run(api, call, inputs)
+    # PyTorch's kernel, the peer of the bound, gives NaN here.
+    bound.assert_forward(call, inputs, got.out, got.lse, tol_only=True)
+    bound.assert_gradients(call, inputs, got.out, got.lse, got[2:], tol_only=True)
     front = harness.run_front(call, inputs)
     assert front.dsinks is not None
     assert front.dsinks[0] == 0
@@ -179,10 +182,10 @@ def test_pc13_refuses_widths(api: Api, layout: str, d: int, dv: int) -> None:
     call = harness.uniform(layout, 1, 3, 5)
     inputs = harness.random_inputs(call, 1, 3, 5, 4, 2, d, dv)
     lse = torch.zeros(oracle.lse_shape(inputs.q, layout))
-    pattern = rf"(?s)(?=.*\b{d}\b)" + ("" if dv <= d else rf"(?=.*\b{dv}\b)")
-    with pytest.raises(api.value_error, match="^flash_attn: " + pattern):
+    pattern = rf"(?=.*\b{d}\b)(?=.*\b{dv}\b)"
+    with pytest.raises(api.value_error, match="(?s)^flash_attn: " + pattern):
         harness.run_forward(api, call, inputs)
-    with pytest.raises(api.value_error, match="^flash_attn_grad: " + pattern):
+    with pytest.raises(api.value_error, match="(?s)^flash_attn_grad: " + pattern):
         harness.run_backward(api, call, inputs, inputs.dout, lse)
 
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <tuple>
 
+#include "../fag_metadata/layout.h"
 #include "arrays.hpp"
 #include "mask.hpp"
 #include "metadata.hpp"
@@ -18,11 +19,18 @@ bool is_before(const BlockPosition& a, const BlockPosition& b) {
 bool is_same(const BlockPosition& a, const BlockPosition& b) { return !is_before(a, b) && !is_before(b, a); }
 
 std::string text(const BlockPosition& p) {
-    return "(" + std::to_string(p.bn) + ", " + std::to_string(p.row) + ", " + std::to_string(p.col) + ")";
+    std::string all = "(";
+    all += std::to_string(p.bn);
+    all += ", ";
+    all += std::to_string(p.row);
+    all += ", ";
+    all += std::to_string(p.col);
+    all += ')';
+    return all;
 }
 
 [[noreturn]] void refuse(const std::string& field, const std::string& rule, const BlockPosition& got) {
-    throw std::invalid_argument("metadata: " + field + " must " + rule + ", got " + text(got) + ".");
+    Words::refuse(field, rule, text(got));
 }
 
 /// Blocks of the problem as the metadata numbers them.
@@ -48,9 +56,9 @@ struct Blocks {
 class Section {
 public:
     Section(const Metadata& metadata, std::int64_t index, std::int64_t num_sections, std::int64_t aic, std::int64_t aiv)
-        : fa_(metadata, words::kHeadWords + index * aic * words::kRowWords, aic * words::kRowWords, "FA rows"),
-          fd_(metadata, words::kHeadWords + (num_sections * aic + index * aiv) * words::kRowWords,
-              aiv * words::kRowWords, "FD rows"),
+        : fa_(metadata, FAG_HEAD_WORDS + index * aic * FAG_ROW_WORDS, aic * FAG_ROW_WORDS, "FA rows"),
+          fd_(metadata, FAG_HEAD_WORDS + (num_sections * aic + index * aiv) * FAG_ROW_WORDS,
+              aiv * FAG_ROW_WORDS, "FD rows"),
           aic_(aic),
           aiv_(aiv),
           name_("section " + std::to_string(index) + ", core ") {}
@@ -58,8 +66,9 @@ public:
     /// Appends the section's cores; `done` is where the work before ended.
     void read_cores(const Blocks& blocks, BlockPosition& done, std::vector<BlockRange>& cores) const {
         for (std::int64_t core = 0; core < aic_; ++core) {
-            const std::int64_t at = core * words::kRowWords;
-            const BlockRange range{{fa_[at], fa_[at + 1], fa_[at + 2]}, {fa_[at + 3], fa_[at + 4], fa_[at + 5]}};
+            const std::int64_t at = core * FAG_ROW_WORDS;
+            const BlockRange range{{fa_[at + FAG_FA_START_BN], fa_[at + FAG_FA_START_ROW], fa_[at + FAG_FA_START_COL]},
+                                   {fa_[at + FAG_FA_END_BN], fa_[at + FAG_FA_END_ROW], fa_[at + FAG_FA_END_COL]}};
             const BlockPosition zero{0, 0, 0};
             if (is_same(range.end, zero)) continue;  // unused: the end of a used core lies behind (0, 0, 0)
             const std::string field = name_ + std::to_string(core) + ": ";
@@ -70,7 +79,7 @@ public:
             if (is_before(range.end, range.begin)) {
                 refuse(field + "FA end", "not lie before its start " + text(range.begin), range.end);
             }
-            const std::int64_t slot = fa_[at + 6];
+            const std::int64_t slot = fa_[at + FAG_FA_FIRST_SLOT];
             if (slot < 0 || slot > 2 * aic_) {
                 Words::refuse(field + "FA first_slot", "be at most twice the cores, " + std::to_string(2 * aic_), slot);
             }
@@ -82,13 +91,15 @@ public:
     /// The merge tasks: the CPU merges by itself, in key order, but other devices act on these words.
     void check_merges(const Blocks& blocks) const {
         for (std::int64_t core = 0; core < aiv_; ++core) {
-            const std::int64_t at = core * words::kRowWords;
-            const std::int64_t num_rows = fd_[at + 5];
+            const std::int64_t at = core * FAG_ROW_WORDS;
+            const std::int64_t num_rows = fd_[at + FAG_FD_ROW_COUNT];
             if (num_rows == 0) continue;
             const std::string field = name_ + std::to_string(core) + ": FD ";
-            const BlockPosition place{fd_[at], fd_[at + 1], 0};
+            const BlockPosition place{fd_[at + FAG_FD_BN], fd_[at + FAG_FD_ROW], 0};
             if (place.bn == blocks.heads() || !blocks.contains(place)) refuse(field + "row", "lie inside the problem", place);
-            const std::int64_t first_slot = fd_[at + 2], partials = fd_[at + 3], first_row = fd_[at + 4];
+            const std::int64_t first_slot = fd_[at + FAG_FD_FIRST_SLOT];
+            const std::int64_t partials = fd_[at + FAG_FD_NUM_PARTIALS];
+            const std::int64_t first_row = fd_[at + FAG_FD_ROW_START];
             if (partials < 1 || partials > aic_) Words::refuse(field + "num_partials", "be 1 to the cores", partials);
             if (first_slot < 0 || first_slot > 2 * aic_ - partials) {
                 Words::refuse(field + "first_slot", "leave room for its partial results", first_slot);
@@ -110,14 +121,14 @@ private:
 }  // namespace
 
 ForwardWork read_forward_work(const Problem& problem, const Metadata& metadata) {
-    const Words head(metadata, 0, words::kHeadWords, "head");
-    const std::int64_t num_sections = head.at_least("section_num", words::kHeadSectionNum, 1);
-    const std::int64_t aic = head.at_least("aic", words::kHeadAic, 1);
-    const std::int64_t aiv = head.at_least("aiv", words::kHeadAiv, 0);
+    const Words head(metadata, 0, FAG_HEAD_WORDS, "head");
+    const std::int64_t num_sections = head.at_least("section_num", FAG_HEAD_SECTION_NUM, 1);
+    const std::int64_t aic = head.at_least("aic", FAG_HEAD_AIC, 1);
+    const std::int64_t aiv = head.at_least("aiv", FAG_HEAD_AIV, 0);
     ForwardWork work;
-    work.rows_per_block = head.at_least("m", words::kHeadM, 1);
-    work.keys_per_block = head.at_least("k", words::kHeadK, 1);
-    const std::int64_t room = (metadata.size - words::kHeadWords) / words::kRowWords;
+    work.rows_per_block = head.at_least("m", FAG_HEAD_M, 1);
+    work.keys_per_block = head.at_least("k", FAG_HEAD_K, 1);
+    const std::int64_t room = (metadata.size - FAG_HEAD_WORDS) / FAG_ROW_WORDS;
     if (num_sections > room / aic || aiv > room / num_sections - aic) {
         Words::refuse("section_num", "leave all rows inside the tensor of " + std::to_string(metadata.size) + " words",
                       num_sections);

@@ -1,8 +1,7 @@
-/// Places of the words this part reads, and checked access to them. See spec: metadata layout.
+/// Checked access to the words of a metadata tensor; their places are in fag_metadata/layout.h.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -10,40 +9,16 @@
 
 namespace fag::cpu {
 
-namespace words {
-inline constexpr std::int64_t kTile = 128;
-inline constexpr std::int64_t kMaxTiles = std::numeric_limits<std::int32_t>::max();
-
-inline constexpr std::int64_t kHeadWords = 16;
-inline constexpr std::int64_t kRowWords = 16;
-inline constexpr std::int64_t kHeadSectionNum = 0;
-inline constexpr std::int64_t kHeadM = 2;
-inline constexpr std::int64_t kHeadK = 3;
-inline constexpr std::int64_t kHeadAic = 4;
-inline constexpr std::int64_t kHeadAiv = 5;
-inline constexpr std::int64_t kHeadGradOffset = 7;
-inline constexpr std::int64_t kHeadBatchSlots = 11;
-
-// Of the FAG block; from kGradStart on arrays of one word per cube slot.
-inline constexpr std::int64_t kGradUsedCubes = 1;
-inline constexpr std::int64_t kGradO1 = 3;
-inline constexpr std::int64_t kGradO2 = 4;
-inline constexpr std::int64_t kGradStart = 8;
-/// Behind the arrays: mask_mode, win_left, win_right, s1, s2.
-inline constexpr std::int64_t grad_s1(std::int64_t slots) { return kGradStart + 3 * slots + 3; }
-inline constexpr std::int64_t grad_words(std::int64_t slots) { return 8 + 3 * slots + 5 + 3 + 4 * 2 * slots; }
-}  // namespace words
-
 /// A part of the tensor that is known to lie inside it.
 class Words {
 public:
-    Words(const Metadata& metadata, std::int64_t offset, std::int64_t count, const std::string& field)
-        : words_(metadata.words + offset) {
+    /// Throws std::invalid_argument unless words [offset, offset + count) lie inside the tensor; 0 <= offset, count.
+    Words(const Metadata& metadata, std::int64_t offset, std::int64_t count, const std::string& field) {
         if (offset > metadata.size || count > metadata.size - offset) {
-            throw std::invalid_argument("metadata: " + field + " must lie inside the tensor of " +
-                                        std::to_string(metadata.size) + " words, got words " + std::to_string(offset) +
-                                        " to " + std::to_string(offset + count) + ".");
+            refuse(field, "lie inside the tensor of " + std::to_string(metadata.size) + " words",
+                   "words " + std::to_string(offset) + " to " + std::to_string(offset + count));
         }
+        words_ = metadata.words + offset;
     }
 
     std::int32_t operator[](std::int64_t i) const { return words_[i]; }
@@ -58,11 +33,24 @@ public:
     }
 
     [[noreturn]] static void refuse(const std::string& field, const std::string& rule, std::int64_t value) {
-        throw std::invalid_argument("metadata: " + field + " must " + rule + ", got " + std::to_string(value) + ".");
+        refuse(field, rule, std::to_string(value));
+    }
+
+    [[noreturn]] static void refuse(const std::string& field, const std::string& rule, const std::string& value) {
+        throw std::invalid_argument("metadata: " + field + " must " + rule + ", got " + value + ".");
     }
 
 private:
-    const std::int32_t* words_;
+    const std::int32_t* words_ = nullptr;
 };
+
+/// "name[index]".
+inline std::string indexed(const std::string& name, std::int64_t index) {
+    std::string text = name;
+    text += '[';
+    text += std::to_string(index);
+    text += ']';
+    return text;
+}
 
 }  // namespace fag::cpu

@@ -14,11 +14,12 @@ static inline Vec::F exp_negative(Vec::F x) {
     const F n = Vec::round(kept * Vec::set(0x1.715476p+0f));
     F r = Vec::fma(n, Vec::set(-0x1.62e4p-1f), kept);  // ln 2 in two parts; n times the first is exact
     r = Vec::fma(n, Vec::set(-0x1.7f7d1cp-20f), r);
-    F poly = Vec::set(0x1.126b4ap-7f);
-    poly = Vec::fma(poly, r, Vec::set(0x1.5799eep-5f));
-    poly = Vec::fma(poly, r, Vec::set(0x1.5554dcp-3f));
-    poly = Vec::fma(poly, r, Vec::set(0x1.fffe2ap-2f));
-    poly = Vec::fma(poly, r, Vec::set(0x1.fffffp-1f));
+    F poly = Vec::set(0x1.6ae6e0p-10f);
+    poly = Vec::fma(poly, r, Vec::set(0x1.1267d8p-7f));
+    poly = Vec::fma(poly, r, Vec::set(0x1.555824p-5f));
+    poly = Vec::fma(poly, r, Vec::set(0x1.555418p-3f));
+    poly = Vec::fma(poly, r, Vec::set(0x1.fffffcp-2f));
+    poly = Vec::fma(poly, r, Vec::set(1.0f));
     poly = Vec::fma(poly, r, Vec::set(1.0f));
     return Vec::scale_by_pow2(poly, n);
 }

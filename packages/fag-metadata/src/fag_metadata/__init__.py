@@ -10,17 +10,22 @@ Needs NumPy only. Public names:
 - `FORMAT_VERSION`: version of the tensor's layout.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
-from .balance import Balance, Load, balance
+from .balance import balance
 from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
 from .problem import AttentionProblem
-from .routes import RouteChoice, select_route
 from .targets import TARGETS, Target
 from .terms import Layout, Lengths, MaskMode, TensorSpec
-from .view import Metadata, unpack
+
+if TYPE_CHECKING:
+    from .loads import Balance, Load
+    from .routes import RouteChoice, select_route
+    from .view import Metadata, unpack
 
 __all__ = [
     "FORMAT_VERSION",
@@ -55,3 +60,24 @@ __all__ = [
     "select_route",
     "unpack",
 ]
+
+_ON_FIRST_USE = {
+    "Balance": "loads",
+    "Load": "loads",
+    "RouteChoice": "routes",
+    "select_route": "routes",
+    "Metadata": "view",
+    "unpack": "view",
+}
+"""Names whose module is imported when they are first asked for, so that importing the package stays quick."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _ON_FIRST_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value

@@ -10,14 +10,9 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from .errors import problem_error
-from .forward_balanced import split_forward_balanced
-from .forward_split import split_forward
-from .grad_balanced import split_grad_balanced
-from .grad_split import split_grad
 from .identity import identity_words
 from .layout import Int32Array, Split, cube_slots, pack
 from .problem import AttentionProblem
-from .routes import select_route
 from .targets import DEFAULT_TARGET, Target, find_target
 from .terms import Lengths, MaskMode
 
@@ -199,13 +194,19 @@ def _parse_split(split: str | None) -> Split | None:
 def _make_metadata(
     problem: AttentionProblem, target: Target, split: Split | None, is_grad: bool
 ) -> Int32Array:
+    # Imported here, so that `import fag_metadata` stays quick for those who only describe problems.
+    from .routes import select_route
+
     if split is None:
         split = _SPLITS[target.default_split]
-    is_cann = split is Split.CANN
-    forward = split_forward(problem, target) if is_cann else split_forward_balanced(problem, target)
-    grad = None
-    if is_grad:
-        grad = split_grad(problem, target) if is_cann else split_grad_balanced(problem, target)
+    if split is Split.CANN:
+        from .forward_split import split_forward as split_forward
+        from .grad_split import split_grad as split_backward
+    else:
+        from .forward_balanced import split_forward_balanced as split_forward
+        from .grad_balanced import split_grad_balanced as split_backward
+    forward = split_forward(problem, target)
+    grad = split_backward(problem, target) if is_grad else None
     route = select_route(problem, target, split).route
     identity = identity_words(problem, target, route, split, is_grad, cube_slots(target.cube_cores))
     words = pack(forward, grad, identity)

@@ -16,11 +16,8 @@ import numpy as np
 
 from .errors import InvalidTypeError, MetadataError, message
 from .findings import Finding
-from .forward_check import find_forward_faults
-from .grad_check import find_grad_faults
 from .identity import FIRST_WORD, GRAD_BIT, PROBLEM_MASK, field, unfold16
 from .layout import FORMAT_VERSION, HEAD_WORDS, LAYOUT_CODES, MAGIC, total_words
-from .view import unpack
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
@@ -190,6 +187,11 @@ def check(metadata: Any, problem: AttentionProblem) -> Report:
         >>> print(check(metadata, problem))
         backward: start: tiles [2, 3) before core 1 are in no range (5632 visible pairs)
     """
+    # Imported here, so that `import fag_metadata` stays quick.
+    from .forward_check import find_forward_faults
+    from .grad_check import find_grad_faults
+    from .view import unpack
+
     try:
         view = unpack(metadata)
         if view.identity is not None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from .api import metadata_for
-from .balance import Balance, Load, balance
+from .balance import balance
 from .layout import FORMAT_VERSION, Int32Array, Route, Split
+from .loads import Balance, Load
 from .problem import AttentionProblem
 from .routes import RouteChoice, select_route
 from .targets import Target

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .balance import Load
 from .errors import InvalidProblemError
 from .forward_areas import ForwardAreas
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .layout import ForwardSplit, GradSplit
+from .loads import Load
 from .problem import AttentionProblem
 from .tile_areas import TileGrid
 

@@ -27,7 +27,7 @@ _SECOND = (
 def attention_forward(keyset: Any, *args: Any, **scalars: Any) -> Any:
     """`fag::attention_forward` under autograd."""
     _refuse_transforms("flash_attention", args)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+    if torch.is_grad_enabled() and _requires_grad(args):
         return _Attention.apply(keyset, scalars, *args)  # type: ignore[no-untyped-call]
     return _below_autograd(torch.ops.fag.attention_forward.default, keyset, args, scalars)
 
@@ -122,7 +122,7 @@ class _NotDifferentiable(torch.autograd.Function):
 def _not_differentiable(
     op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
 ) -> Any:
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+    if torch.is_grad_enabled() and _requires_grad(args):
         return _NotDifferentiable.apply(op, keyset, kwargs, refusal, *args)  # type: ignore[no-untyped-call]
     return _below_autograd(op, keyset, args, kwargs)
 
@@ -130,6 +130,10 @@ def _not_differentiable(
 def _below_autograd(op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+
+def _requires_grad(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
 
 
 def _refuse_transforms(name: str, args: tuple[Any, ...]) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _INT64 = 2**63
+_MODES = {mode.name: int(mode) for mode in MaskMode}
 
 
 def flash_attn_metadata(
@@ -100,7 +101,7 @@ def flash_attn_metadata(
         "batch_size": _int(op, "batch_size", batch_size),
         "max_seqlen_q": _int(op, "max_seqlen_q", max_seqlen_q),
         "max_seqlen_kv": _int(op, "max_seqlen_kv", max_seqlen_kv),
-        "mask_mode": None if mask_mode is None else int(MaskMode.parse(op, mask_mode)),
+        "mask_mode": None if mask_mode is None else _mask_mode(op, mask_mode),
         "win_left": _int(op, "win_left", win_left),
         "win_right": _int(op, "win_right", win_right),
         "layout_q": _name(op, "layout_q", layout_q),
@@ -199,7 +200,7 @@ def flash_attn(
     return _call(  # type: ignore[no-any-return]
         torch.ops.cann_ops_transformer.flash_attn,
         q, k, v, block_table, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
-        _scale(op, softmax_scale), int(MaskMode.parse(op, mask_mode)), attn_mask,
+        _scale(op, softmax_scale), _mask_mode(op, mask_mode), attn_mask,
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
         _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
         _name(op, "layout_q", layout_q), _name(op, "layout_kv", layout_kv),
@@ -285,7 +286,7 @@ def flash_attn_grad(
     return _call(  # type: ignore[no-any-return]
         torch.ops.cann_ops_transformer.flash_attn_grad,
         q, k, v, dout, attn_out, softmax_lse, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks,
-        attn_mask, metadata, _scale(op, softmax_scale), int(MaskMode.parse(op, mask_mode)),
+        attn_mask, metadata, _scale(op, softmax_scale), _mask_mode(op, mask_mode),
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
         _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
         _name(op, "layout_q", layout_q), _name(op, "layout_kv", layout_kv),
@@ -412,7 +413,7 @@ def flash_attention(
         torch.ops.fag.attention_forward,
         q, k, v, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
         softmax_scale=None if softmax_scale is None else _scale(FRONT, softmax_scale),
-        mask_mode=int(MaskMode.parse(FRONT, mask_mode)),
+        mask_mode=_mask_mode(FRONT, mask_mode),
         win_left=_int(FRONT, "win_left", win_left),
         win_right=_int(FRONT, "win_right", win_right),
         max_seqlen_q=-1 if max_seqlen_q is None else _int(FRONT, "max_seqlen_q", max_seqlen_q),
@@ -446,6 +447,15 @@ def _int(op: str, name: str, value: Any) -> Any:
     if type(value) is int or value is None or isinstance(value, torch.SymInt):
         return value
     return parse_int(op, name, value, -_INT64, _INT64 - 1)
+
+
+def _mask_mode(op: str, value: Any) -> int:
+    """The int of a mask mode. The usual forms first: torch.compile of older releases cannot follow the rest."""
+    if type(value) is str and value.upper() in _MODES:
+        return _MODES[value.upper()]
+    if type(value) is int:
+        return value  # the operator refuses the wrong ones
+    return int(MaskMode.parse(op, value))
 
 
 def _scale(op: str, value: Any) -> Any:

@@ -115,8 +115,12 @@ class Registrations:
         """
         self.rows = [row for row in self.rows if row.namespace not in namespaces]
         self.foreign = [name for name in self.foreign if name.partition("::")[0] not in namespaces]
-        for namespace in namespaces:  # a Library takes its registrations with it when the last reference goes
-            self._libraries.pop(namespace, None)
+        for namespace in namespaces:
+            self._libraries.pop(namespace, None)  # takes its registrations with it: the last reference goes
+            for op in _SCHEMAS[
+                namespace
+            ]:  # older releases of torch keep the packet of an operator that is gone
+                vars(getattr(torch.ops, namespace)).pop(op, None)
 
     def _add(self, library: Library, row: Row) -> None:
         name = f"{row.namespace}::{row.op}"

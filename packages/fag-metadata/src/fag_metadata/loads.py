@@ -1,0 +1,168 @@
+"""The load of every core of a split, in tiles and in visible area: what `balance` returns.
+
+The cost model is the visible area: a (query, key) pair that the mask leaves costs the same everywhere, masked
+pairs and tile borders cost nothing. A pair is D + Dv multiply-adds forward and 3 D + 2 Dv backward, and both
+passes are bound by them, so that the ratio of areas is the ratio of times as long as tiles are not much
+smaller than full ones. Merging partial results is counted apart, in rows times partial results per vector
+core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .bounds import perfect_split_bound
+from .forward_areas import ForwardAreas
+from .forward_blocks import BlockSize, ForwardBlocks
+from .layout import ForwardSplit, GradSplit
+from .problem import AttentionProblem
+from .ranges import Int64Array
+from .tile_areas import TileGrid
+
+_MOST_LISTED = 1 << 22
+"""Tiles up to which the bound of a perfect split looks at every size; beyond, it is the mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """Work of the cube cores in one direction.
+
+    Attributes:
+        tiles: Tiles with visible pairs of every core, int64 (cores,). Forward: base blocks; backward: 128 x
+            128.
+        area: Visible (query, key) pairs of every core, int64 (cores,).
+        perfect: Pairs that the heaviest core has at least, however whole tiles are dealt out.
+    """
+
+    tiles: Int64Array
+    area: Int64Array
+    perfect: int
+
+    @property
+    def cores(self) -> int:
+        """Cores of the target, idle ones too."""
+        return len(self.area)
+
+    @property
+    def used_cores(self) -> int:
+        """Cores with at least one visible pair."""
+        return int((self.area > 0).sum())
+
+    @property
+    def idle_cores(self) -> int:
+        """Cores without a visible pair."""
+        return self.cores - self.used_cores
+
+    @property
+    def max_over_mean_tiles(self) -> float:
+        """Tiles of the heaviest core over the mean of all cores; 1 is even, also without tiles."""
+        return _ratio(int(self.tiles.max(initial=0)), self.tiles)
+
+    @property
+    def max_over_mean(self) -> float:
+        """Visible pairs of the heaviest core over the mean of all cores; 1 is even, also without pairs."""
+        return _ratio(int(self.area.max(initial=0)), self.area)
+
+    @property
+    def perfect_over_mean(self) -> float:
+        """What max_over_mean is at least, however whole tiles are dealt out."""
+        return _ratio(self.perfect, self.area)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures and both lists, ready for JSON."""
+        return {
+            "cores": self.cores,
+            "used_cores": self.used_cores,
+            "idle_cores": self.idle_cores,
+            "total_tiles": int(self.tiles.sum()),
+            "total_area": int(self.area.sum()),
+            "max_over_mean": round(self.max_over_mean, 4),
+            "max_over_mean_tiles": round(self.max_over_mean_tiles, 4),
+            "perfect_over_mean": round(self.perfect_over_mean, 4),
+            "tiles": self.tiles.tolist(),
+            "area": self.area.tolist(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Balance:
+    """How even a metadata tensor is.
+
+    Attributes:
+        forward: Forward pass.
+        merge_rows: Rows times partial results that every vector core merges after it, int64 (vector cores,).
+        grad: Backward pass, or None where the tensor has none.
+    """
+
+    forward: Load
+    merge_rows: Int64Array
+    grad: Load | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, ready for JSON."""
+        return {
+            "forward": self.forward.to_dict(),
+            "merge_rows": self.merge_rows.tolist(),
+            "grad": None if self.grad is None else self.grad.to_dict(),
+        }
+
+
+def forward_load(split: ForwardSplit, problem: AttentionProblem) -> Load:
+    """Load of every cube core in a forward split, over all its sections."""
+    blocks = ForwardBlocks(problem, BlockSize(split.m, split.k))
+    areas = ForwardAreas(blocks)
+    entries = np.arange(blocks.num_entries)
+    if int(blocks.head_blocks.sum()) <= _MOST_LISTED:
+        parts = areas.parts_of(areas.rows_of(entries), 1)
+        counts = np.full(len(parts.area), blocks.heads_per_entry, np.int64)
+        perfect = perfect_split_bound(parts.area, counts, split.fa.shape[1])
+    else:
+        perfect = -(-areas.total // split.fa.shape[1])
+    words = split.fa.astype(np.int64)
+    is_used = words[..., 3:6].any(axis=2)
+    start, end = words[is_used, 0:3].T, words[is_used, 3:6].T
+    tiles, area = np.zeros(is_used.shape, np.int64), np.zeros(is_used.shape, np.int64)
+    tiles[is_used] = blocks.blocks_at(*end) - blocks.blocks_at(*start)
+    area[is_used] = areas.before(*end) - areas.before(*start)
+    return Load(tiles.sum(axis=0), area.sum(axis=0), perfect)
+
+
+def grad_load(split: GradSplit, problem: AttentionProblem, cores: int) -> Load:
+    """Load of every cube core in a backward split.
+
+    Args:
+        split: Backward split.
+        problem: What it is for.
+        cores: Cube cores of the target.
+    """
+    grid = TileGrid(problem) if problem.is_variable else TileGrid(problem, split.o1, split.o2)
+    visible = grid.visible_tiles()
+    used = split.used_cubes
+    tiles, area = np.zeros(cores, np.int64), np.zeros(cores, np.int64)
+    start, end = split.start[:used].astype(np.int64), split.end[:used].astype(np.int64)
+    area[:used] = grid.area_before(end) - grid.area_before(start)
+    # Visible tiles in front of a tile: those of the groups and heads before, and in its own head.
+    per_head = np.bincount(visible.group, minlength=len(grid.heads))
+    before = np.append(0, np.cumsum(per_head * grid.heads))
+    first = np.append(0, np.cumsum(per_head))
+    rect = grid.rows * grid.cols
+    order = visible.tile + np.append(0, np.cumsum(rect))[visible.group]  # ascending over all groups
+
+    def count(tile: Int64Array) -> Int64Array:
+        group = np.minimum(grid.tile_start.searchsorted(tile, "right") - 1, len(grid.heads) - 1)
+        head, inside = np.divmod(tile - grid.tile_start[group], np.maximum(rect[group], 1))
+        place = order.searchsorted(inside + np.append(0, np.cumsum(rect))[group])
+        result: Int64Array = before[group] + head * per_head[group] + place - first[group]
+        return np.where(tile < grid.total_tiles, result, before[-1])
+
+    tiles[:used] = count(end) - count(start)
+    perfect = perfect_split_bound(visible.area, grid.heads[visible.group], cores)
+    return Load(tiles, area, perfect)
+
+
+def _ratio(heaviest: int, loads: Int64Array) -> float:
+    total = int(loads.sum())
+    return heaviest * len(loads) / total if total else 1.0
