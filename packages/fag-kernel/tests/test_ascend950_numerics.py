@@ -341,11 +341,12 @@ class Run:
 
 
 def relative(x: Any, reference: Any) -> float:
-    """||x - reference|| / ||reference||. Below 1e-4 per element (one key takes all probability, and the
-    gradient is the difference of equal numbers) the error counts absolutely.
+    """||x - reference|| / ||reference||, after 1e-7 per element, the noise of float32 around one.
+
+    That matters only where a key takes all probability: the gradient is then the difference of equal numbers.
     """
-    scale = max(float(np.linalg.norm(reference)), 1e-4 * np.sqrt(reference.size))
-    return float(np.linalg.norm(np.asarray(x, np.float64) - reference)) / scale
+    error = float(np.linalg.norm(np.asarray(x, np.float64) - reference)) - 1e-7 * np.sqrt(reference.size)
+    return max(error, 0.0) / max(float(np.linalg.norm(reference)), 1e-30)
 
 
 def allowed(plain: Any, reference: Any, dtype: str) -> float:
