@@ -97,7 +97,7 @@ def test_only_the_accumulate_kernels_add_atomically() -> None:
 
 
 def test_every_tile_divides_the_tile_of_the_metadata_and_is_used() -> None:
-    for tile in TILES.values():
+    for tile, _ in TILES.values():
         assert 128 % tile.bm == 128 % tile.bn == 0
     used = {
         (kernel.source.split(".")[1].removesuffix("_kernel"), constants["DA"], constants["DVA"])
@@ -105,6 +105,21 @@ def test_every_tile_divides_the_tile_of_the_metadata_and_is_used() -> None:
         if "DA" in (constants := dict(kernel.constants))
     }
     assert used == set(TILES)
+
+
+def test_the_tile_table_records_the_measured_use() -> None:
+    measured: dict[tuple[str, int, int], list[float]] = {}
+    for dtype in DTYPES:
+        for record in artefacts.manifest(dtype)["kernels"].values():
+            constants, memory = record["constants"], record["memory_kib"]
+            if "DA" in constants:
+                family = record["source"].split(".")[1].removesuffix("_kernel")
+                most = measured.setdefault((family, constants["DA"], constants["DVA"]), [0.0, 0.0, 0.0])
+                for place, space in enumerate(("UB", "L1", "L0C")):
+                    most[place] = max(most[place], memory[space])
+    assert {row: tuple(most) for row, most in measured.items()} == {
+        row: use for row, (_, use) in TILES.items()
+    }
 
 
 def test_recorded_memory_fits() -> None:
