@@ -376,7 +376,7 @@ def test_metadata_that_does_not_fit_is_refused_by_field():
         ({"k": np.zeros((2, 90, 2, 24), np.float16)}, TypeError, "flash_attn: k must have the dtype of q"),
         ({"sinks": np.zeros(3, np.float32)}, ValueError, "flash_attn: sinks must have shape"),
         ({"sinks": np.zeros(4)}, TypeError, "flash_attn: sinks must be float32, got float64"),
-        ({"block_table": np.zeros(1)}, ValueError, "flash_attn: block_table must be None, got ndarray"),
+        ({"block_table": np.zeros(1)}, ValueError, "flash_attn: block_table must be None, got shape"),
         ({"softmax_scale": np.nan}, ValueError, "flash_attn: softmax_scale must be finite"),
         ({"mask_mode": 1}, ValueError, "flash_attn: mask_mode must be"),
         ({"win_left": 3}, ValueError, "flash_attn: win_left must be -1 with mask_mode NO_MASK, got 3"),

@@ -15,7 +15,7 @@ import numpy as np
 from fag_kernel import abi
 from fag_kernel.arrays import addressable, array_ref, compact, dtype_name, read_array, spec_of
 from fag_metadata import AttentionProblem, Layout, MaskMode, check_metadata, metadata_for
-from fag_metadata.arguments import check_attn_mask_content, check_softmax_scale
+from fag_metadata.arguments import check_attn_mask_content, check_block_table, check_softmax_scale
 from fag_metadata.errors import problem_error, type_error
 
 if TYPE_CHECKING:
@@ -106,14 +106,7 @@ def flash_attn(
             rows.
     """
     op = "flash_attn"
-    if block_table is not None:
-        raise problem_error(
-            op,
-            "block_table",
-            "must be None",
-            type(block_table).__name__,
-            remedy="Paged keys and values are not supported: gather the pages into k and v first",
-        )
+    check_block_table(op, block_table)
     q, k, v = (addressable_input(op, *named) for named in (("q", q), ("k", k), ("v", v)))
     sinks = None if sinks is None else compact(read_array(op, "sinks", sinks))
     mask = None if attn_mask is None else read_array(op, "attn_mask", attn_mask)

@@ -242,6 +242,26 @@ def _attn_mask_constant() -> NDArray[np.bool_]:
     return index[:, None] < index[None, :]
 
 
+def check_block_table(op: str, block_table: Any) -> None:
+    """Refuses paged keys and values, which no route reads.
+
+    Args:
+        op: Operator the user called, for the message.
+        block_table: What the user passed.
+
+    Raises:
+        InvalidProblemError: If it is not None.
+    """
+    if block_table is not None:
+        raise problem_error(
+            op,
+            "block_table",
+            "must be None",
+            f"shape {tuple(getattr(block_table, 'shape', ()))}",
+            remedy="Paged keys and values are not supported: gather the pages into k and v first",
+        )
+
+
 def check_softmax_scale(op: str, value: Any) -> float:
     """Returns softmax_scale as a float; it must be finite.
 

@@ -49,7 +49,12 @@ class MaskMode(IntEnum):
         elif isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
             found = _MODES.get(int(value))
         else:
-            raise type_error(op, "mask_mode", "must be a MaskMode, its int or its name", type(value).__name__)
+            raise type_error(
+                op,
+                "mask_mode",
+                "must be a MaskMode, its int or its name",
+                f"{type(value).__name__} {value!r:.60}",
+            )
         if found is None:
             raise problem_error(op, "mask_mode", f"must be {_MODE_NAMES}", repr(value))
         return found

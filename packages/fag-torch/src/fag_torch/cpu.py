@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fag_kernel import abi
+from fag_metadata.arguments import check_block_table
 from fag_metadata.errors import problem_error
 from fag_torch import mask_tensor
 from fag_torch.prepare import LengthTensors, Prepared, dtype_name, prepare
@@ -47,7 +48,7 @@ def flash_attn(
 ) -> tuple[Tensor, Tensor]:
     """`cann_ops_transformer::flash_attn` on the CPU."""
     op = "flash_attn"
-    refuse_block_table(op, block_table)
+    check_block_table(op, block_table)
     call = prepare(
         op, q, k, v, None, sinks, attn_mask, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv),
         mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
@@ -160,18 +161,6 @@ def attention_backward(
     dsinks = q.new_empty(0 if sinks is None else sinks.shape[0], dtype=torch.float32)
     dq, dk, dv = _backward(FRONT, call, q, k, v, dout, out, lse, dlse, sinks, dsinks, metadata, softmax_scale)
     return dq, dk, dv, dsinks
-
-
-def refuse_block_table(op: str, block_table: Tensor | None) -> None:
-    """Refuses paged keys and values, which no route of ours reads."""
-    if block_table is not None:
-        raise problem_error(
-            op,
-            "block_table",
-            "must be None",
-            f"shape {tuple(block_table.shape)}",
-            remedy="Paged keys and values are not supported: gather the pages into k and v first",
-        )
 
 
 def _forward(

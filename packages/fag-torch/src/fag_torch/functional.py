@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from fag_metadata import Layout, MaskMode
+from fag_metadata import MaskMode
 from fag_metadata.arguments import check_softmax_scale, parse_int, parse_layout
 from fag_metadata.errors import UnsupportedError, type_error
 from fag_torch import metadata as _metadata
@@ -104,9 +104,9 @@ def flash_attn_metadata(
         "mask_mode": None if mask_mode is None else _mask_mode(op, mask_mode),
         "win_left": _int(op, "win_left", win_left),
         "win_right": _int(op, "win_right", win_right),
-        "layout_q": _name(op, "layout_q", layout_q),
-        "layout_kv": _name(op, "layout_kv", layout_kv),
-        "layout_out": _name(op, "layout_out", layout_out),
+        "layout_q": None if layout_q is None else _layout(op, "layout_q", layout_q),
+        "layout_kv": None if layout_kv is None else _layout(op, "layout_kv", layout_kv),
+        "layout_out": None if layout_out is None else _layout(op, "layout_out", layout_out),
         "is_grad_enabled": is_grad_enabled,
     }
     if device is None and head_dim_v is None:
@@ -203,8 +203,8 @@ def flash_attn(
         _scale(op, softmax_scale), _mask_mode(op, mask_mode), attn_mask,
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
         _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
-        _name(op, "layout_q", layout_q), _name(op, "layout_kv", layout_kv),
-        _name(op, "layout_out", layout_out),
+        _layout(op, "layout_q", layout_q), _layout(op, "layout_kv", layout_kv),
+        _layout(op, "layout_out", layout_out),
         return_softmax_lse,
     )  # fmt: skip
 
@@ -289,8 +289,8 @@ def flash_attn_grad(
         attn_mask, metadata, _scale(op, softmax_scale), _mask_mode(op, mask_mode),
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
         _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
-        _name(op, "layout_q", layout_q), _name(op, "layout_kv", layout_kv),
-        _name(op, "layout_out", layout_out),
+        _layout(op, "layout_q", layout_q), _layout(op, "layout_kv", layout_kv),
+        _layout(op, "layout_out", layout_out),
     )  # fmt: skip
 
 
@@ -450,7 +450,7 @@ def _int(op: str, name: str, value: Any) -> Any:
 
 
 def _mask_mode(op: str, value: Any) -> int:
-    """The int of a mask mode. The usual forms first: torch.compile of older releases cannot follow the rest."""
+    """The int of a mask mode. Usual forms first: torch.compile of older releases cannot follow the rest."""
     if type(value) is str and value.upper() in _MODES:
         return _MODES[value.upper()]
     if type(value) is int:
@@ -464,12 +464,9 @@ def _scale(op: str, value: Any) -> Any:
     return check_softmax_scale(op, value)
 
 
-def _name(op: str, name: str, value: Any) -> Any:
-    if value is None or type(value) is str:
-        return value
-    if isinstance(value, Layout):
-        return value.value
-    raise type_error(op, name, "must be a layout name", f"{type(value).__name__} {value!r:.60}")
+def _layout(op: str, name: str, value: Any) -> Any:
+    """The name of a layout; a wrong name is left to the operator."""
+    return value if type(value) is str else parse_layout(op, name, value).value
 
 
 def _device(op: str, device: torch.device | str) -> torch.device:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from fag_metadata import TARGETS, AttentionProblem
-from fag_metadata.arguments import check_max_seqlen, check_softmax_scale
+from fag_metadata.arguments import check_block_table, check_max_seqlen, check_softmax_scale
 from fag_metadata.errors import problem_error, type_error
 from fag_metadata.layout import cube_slots, total_words
-from fag_torch.cpu import FRONT, refuse_block_table
+from fag_torch.cpu import FRONT
 from fag_torch.prepare import LENGTH_NAMES, LengthTensors, dtype_name, spec_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def flash_attn(
 ) -> tuple[Tensor, Tensor]:
     """Shapes of `cann_ops_transformer::flash_attn`."""
     op = "flash_attn"
-    refuse_block_table(op, block_table)
+    check_block_table(op, block_table)
     _check(
         op, q, k, v, None, sinks, attn_mask, metadata, softmax_scale,
         (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv),

@@ -12,7 +12,7 @@ import fag_kernel.abi
 from fag_torch.demo.data import Batch, Batches, read_documents
 from fag_torch.demo.model import Attention, Config, Model, attend
 
-LEARNING_RATE = 4e-3
+LEARNING_RATE = 1.5e-3
 WARM_UP_STEPS = 20
 LAST_STEPS = 10  # last_loss is their mean
 
