@@ -42,6 +42,7 @@ spec.loader.exec_module(oracle)
 
 from fag_kernel.ascend950 import interpret  # noqa: E402 - after the skips: it imports Triton
 
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 FULL, CAUSAL, WINDOW = 0, 3, 4
 FORMS = ("accumulate", "deterministic")
 
