@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "backward_margins.hpp"
 #include "backward_schedule.hpp"
 #include "backward_tile.hpp"
 #include "levels.hpp"
 #include "pool.hpp"
-#include "shared_sum.hpp"
+#include "query_sums.hpp"
 
 namespace fag::cpu {
 namespace {
@@ -126,7 +127,9 @@ public:
                   arena.take<Word>(packer_scratch_words(shape_.d.padded_cols))},
           transposed_(arena.take<float>(kTile * shape_.d.padded_cols)),
           rows_(arena, job),
-          arena_(arena) {}
+          arena_(arena) {
+        if (job.schedule.num_shared_queries > 0) parked_.emplace(arena, shape_);
+    }
 
     void run(const BackwardSpan& span) {
         if (span.shared_kv < 0 && job_.args.problem.g > 1) own_dkv_ = own_sum(own_dkv_, dkv_floats());
@@ -137,6 +140,11 @@ public:
                 run_column(span, head, column);
             }
         }
+    }
+
+    /// After the last span: what still waits for other threads.
+    void finish() {
+        if (parked_) parked_->settle_all(job_.failed);
     }
 
 private:
@@ -176,20 +184,29 @@ private:
         const Interval seen = head.band.keys_of_rows(row, row + rows.num_rows);
         const std::int64_t rank = column - seen.begin / grid.keys_per_tile;
         const bool is_last = column + 1 == ceil_div(seen.end, grid.keys_per_tile);
-        SharedSum* shared = span.shared_query < 0 ? nullptr : &job_.shared_queries[span.shared_query];
-        float* dq = own_dq_;
-        if (shared != nullptr) {
-            dq = shared->open(ceil_div(head.s1, grid.rows_per_tile), dq_floats());
-            shared->wait_for_turn(i, static_cast<std::int32_t>(rank), job_.failed);
+        const Rows out{head.dq.row(row), head.dq.stride_bytes};
+        const auto add_to = [&](float* dq, Merge merge) {
+            add_to_queries(shape_, rows, keys_, visible, buffers_, dq, merge);
+        };
+        const Merge merge = rank == 0 ? Merge::replace : Merge::add;
+        const std::int64_t total_at = i * kTile * shape_.d.padded_cols;
+        if (span.shared_query < 0) {
+            add_to(own_dq_ + total_at, merge);
+            if (is_last) store_queries(shape_, own_dq_ + total_at, rows.num_rows, out);
+            return;
         }
-        dq += i * kTile * shape_.d.padded_cols;
-        add_to_queries(shape_, rows, keys_, visible, buffers_, dq, rank == 0 ? Merge::replace : Merge::add);
-        if (is_last) {
-            shape_.isa.store_rows[static_cast<int>(shape_.dtype)](dq, shape_.d.padded_cols, rows.num_rows, shape_.d.cols,
-                                                                  shape_.scale, head.dq.row(row),
-                                                                  head.dq.stride_bytes);
+        SharedSum& sum = job_.shared_queries[span.shared_query];
+        float* total = sum.open(ceil_div(head.s1, grid.rows_per_tile), dq_floats()) + total_at;
+        const QueryShare share{&sum, i, rank, is_last, total, rows.num_rows, out};
+        parked_->settle();
+        if (parked_->may_add_now(share)) {
+            add_to(total, merge);
+            if (is_last) store_queries(shape_, total, rows.num_rows, out);
+            sum.pass_on(i, rank);
+        } else {
+            add_to(parked_->make_room(job_.failed), Merge::replace);
+            parked_->park(share);
         }
-        if (shared != nullptr) shared->pass_on(i, static_cast<std::int32_t>(rank));
     }
 
     /// Adds the column's dK, dV of this query head to those of the heads before it; the last one rounds and stores.
@@ -198,14 +215,17 @@ private:
         float* sum = own_dkv_;
         if (shared != nullptr) {
             sum = shared->open(ceil_div(head.s2, job_.work.grid.keys_per_tile), dkv_floats());
-            shared->wait_for_turn(column, static_cast<std::int32_t>(head.g), job_.failed);
+            wait_until(job_.failed, [&] {
+                if (parked_) parked_->settle();  // another thread may wait for those
+                return shared->is_turn(column, head.g);
+            });
         }
         const std::int64_t tile = column * kTile * (shape_.d.padded_cols + shape_.dv.padded_cols);
         float* dk_sum = sum == nullptr ? nullptr : sum + tile;
         float* dv_sum = sum == nullptr ? nullptr : dk_sum + kTile * shape_.d.padded_cols;
         finish_keys(head, keys_.dk_t, shape_.d, shape_.scale, dk_sum, {head.dk.row(key), head.dk.stride_bytes});
         finish_keys(head, keys_.dv_t, shape_.dv, 1.0f, dv_sum, {head.dv.row(key), head.dv.stride_bytes});
-        if (shared != nullptr) shared->pass_on(column, static_cast<std::int32_t>(head.g));
+        if (shared != nullptr) shared->pass_on(column, head.g);
     }
 
     void finish_keys(const Head& head, const float* gradient_t, const Layout2D& shape, float scale, float* sum,
@@ -250,6 +270,7 @@ private:
     float* transposed_;
     RowCache rows_;
     Arena& arena_;
+    std::optional<ParkedQueries> parked_;
     float* own_dq_ = nullptr;
     float* own_dkv_ = nullptr;
     std::int64_t packed_b_ = -1;
@@ -267,6 +288,7 @@ void work_until_done(Job& job, Margins& margins) {
             for (; at < num_spans && !job.failed.load(); at = job.next_span.fetch_add(1)) {
                 worker.run(job.schedule.spans[static_cast<std::size_t>(at)]);
             }
+            worker.finish();
         }
         while ((at = job.next_margin.fetch_add(1)) < margins.count()) margins.run(at);
     } catch (const Abandoned&) {
@@ -296,8 +318,8 @@ void backward(const BackwardArgs& args, const Metadata& metadata) {
     job.shared_kv = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared_kv));
 
     Margins margins(args, work.grid, isa);
-    const auto pieces = static_cast<std::int64_t>(schedule.spans.size()) + margins.count();
-    const auto threads = static_cast<int>(std::clamp<std::int64_t>(args.num_threads, 1, std::max<std::int64_t>(1, pieces)));
+    const auto spans = static_cast<std::int64_t>(schedule.spans.size());
+    const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
     run_parallel(threads, [&](int) { work_until_done(job, margins); });
     margins.finish();
 }

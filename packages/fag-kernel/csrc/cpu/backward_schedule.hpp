@@ -22,6 +22,7 @@ struct BackwardSpan {
 };
 
 struct BackwardSchedule {
+    int num_threads = 1;              ///< worth waking for this much work, at most as many as allowed
     std::vector<BackwardSpan> spans;  ///< in tile order, so that whoever waits for an earlier span never waits in vain
     std::int64_t num_shared_kv = 0;
     std::int64_t num_shared_queries = 0;
@@ -30,6 +31,6 @@ struct BackwardSchedule {
 /// Whole kv heads where that keeps all threads busy to the end, else whole query heads, else groups of columns.
 /// The metadata's cores are joined first: where one core ended and the next began has no influence on a result, and
 /// the number of threads at hand is a better guide than the number of cores of the target.
-BackwardSchedule make_backward_schedule(const Problem& problem, const GradWork& work, int num_threads);
+BackwardSchedule make_backward_schedule(const Problem& problem, const GradWork& work, int max_threads);
 
 }  // namespace fag::cpu

@@ -139,8 +139,8 @@ private:
         run_unit(block, seen, span.unit_begin, unit_);
         SharedSum& shared = job_.shared[span.shared];
         const SoftmaxState state = SoftmaxState::at(shared.open(1, SoftmaxState::num_floats(shape_)), shape_);
-        const auto rank = static_cast<std::int32_t>(span.unit_begin - units.begin);
-        shared.wait_for_turn(0, rank, job_.failed);
+        const std::int64_t rank = span.unit_begin - units.begin;
+        wait_until(job_.failed, [&] { return shared.is_turn(0, rank); });
         if (rank == 0) {
             state.copy_from(unit_, block.num_rows, shape_);
         } else {
@@ -292,9 +292,8 @@ void forward(const ForwardArgs& args, const Metadata& metadata) {
                       args.softmax_scale}};
     for (const std::int64_t s : p.lengths_kv) job.longest_kv = std::max(job.longest_kv, s);
     job.shared = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared));
-    const std::int64_t pieces = static_cast<std::int64_t>(schedule.spans.size()) + p.b * p.n1;
-    const auto threads =
-        static_cast<int>(std::clamp<std::int64_t>(args.num_threads, 1, std::max<std::int64_t>(1, pieces)));
+    const auto spans = static_cast<std::int64_t>(schedule.spans.size());
+    const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
     run_parallel(threads, [&](int) { work_until_done(job); });
 }
 

@@ -1,5 +1,7 @@
 #include "forward_schedule.hpp"
 
+#include <algorithm>
+
 #include "arrays.hpp"
 #include "operands.hpp"
 #include "threads_ahead.hpp"
@@ -9,6 +11,34 @@ namespace {
 
 /// A head that is shared out is cut into about this many groups of blocks per thread.
 constexpr std::int64_t kGroupsPerThread = 8;
+
+/// Costs in (query, key) pairs, those that a mask hides inside a block's keys included.
+struct Costs {
+    std::vector<std::int64_t> blocks;       ///< of a kv head of each batch entry, one entry after the other
+    std::vector<std::int64_t> first_block;  ///< (b + 1,)
+    std::vector<std::int64_t> heads;        ///< (b,) of one kv head
+    std::int64_t total = 0;
+};
+
+Costs count_costs(const Problem& problem) {
+    const RowBlocks blocks{problem};
+    Costs costs;
+    costs.first_block.push_back(0);
+    for (std::int64_t b = 0; b < problem.b; ++b) {
+        const std::int64_t num_rows = blocks.num_rows(b);
+        std::int64_t head = 0;
+        for (std::int64_t block = 0; block < blocks.count(b); ++block) {
+            const Interval seen = blocks.keys(b, block);
+            const std::int64_t rows = std::min<std::int64_t>(kTile, num_rows - block * kTile);
+            costs.blocks.push_back(rows * (1 + (seen.empty() ? 0 : seen.end - seen.begin)));
+            head += costs.blocks.back();
+        }
+        costs.first_block.push_back(static_cast<std::int64_t>(costs.blocks.size()));
+        costs.heads.push_back(head);
+        costs.total += problem.n2 * head;
+    }
+    return costs;
+}
 
 }  // namespace
 
@@ -27,38 +57,28 @@ Interval RowBlocks::units(std::int64_t b, std::int64_t block) const {
     return {seen.begin / kUnitKeys, ceil_div(seen.end, kUnitKeys)};
 }
 
-ForwardSchedule make_forward_schedule(const Problem& problem, int num_threads) {
-    const RowBlocks blocks{problem};
-    std::vector<std::vector<std::int64_t>> costs;  // of each block of a kv head; a block without keys is not free
-    std::vector<std::int64_t> head_cost;
-    std::int64_t total = 0;
-    for (std::int64_t b = 0; b < problem.b; ++b) {
-        costs.emplace_back();
-        head_cost.push_back(0);
-        for (std::int64_t block = 0; block < blocks.count(b); ++block) {
-            const Interval seen = blocks.keys(b, block);
-            costs.back().push_back(1 + (seen.empty() ? 0 : ceil_div(seen.end, kTile) - seen.begin / kTile));
-            head_cost.back() += costs.back().back();
-        }
-        total += problem.n2 * head_cost.back();
-    }
-    ThreadsAhead threads(num_threads, total);
-    const std::int64_t group_cost = std::max<std::int64_t>(1, total / (num_threads * kGroupsPerThread));
-
+ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads) {
+    const Costs costs = count_costs(problem);
     ForwardSchedule schedule;
+    schedule.num_threads = threads_worth_waking(2 * (problem.d + problem.dv), costs.total, max_threads);
+    ThreadsAhead threads(schedule.num_threads, costs.total);
+    const std::int64_t group_cost = costs.total / (schedule.num_threads * kGroupsPerThread);
+
+    const RowBlocks blocks{problem};
     for (std::int64_t b = 0; b < problem.b; ++b) {
         const auto at = static_cast<std::size_t>(b);
-        const std::int64_t count = blocks.count(b);
+        const std::int64_t count = costs.first_block[at + 1] - costs.first_block[at];
+        if (count == 0) continue;
         const std::int64_t all_units = ceil_div(problem.lengths_kv[at], kUnitKeys);
         for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) {
-            if (threads.fits(head_cost[at])) {
+            if (threads.fits(costs.heads[at])) {
                 schedule.spans.push_back({b, n2, 0, count, 0, all_units});
-                threads.take(head_cost[at]);
+                threads.take(costs.heads[at]);
                 continue;
             }
             std::int64_t first = 0, cost = 0;
             for (std::int64_t block = 0; block < count; ++block) {
-                const std::int64_t block_cost = costs[at][static_cast<std::size_t>(block)];
+                const std::int64_t block_cost = costs.blocks[static_cast<std::size_t>(costs.first_block[at] + block)];
                 const Interval units = blocks.units(b, block);
                 if (first == block && units.end - units.begin > 1 && !threads.fits(block_cost)) {
                     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {

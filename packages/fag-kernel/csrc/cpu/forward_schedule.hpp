@@ -36,11 +36,12 @@ struct RowBlocks {
 };
 
 struct ForwardSchedule {
+    int num_threads = 1;              ///< worth waking for this much work, at most as many as allowed
     std::vector<ForwardSpan> spans;  ///< in order, so that whoever waits for an earlier span never waits in vain
     std::int64_t num_shared = 0;
 };
 
 /// Whole kv heads where that keeps all threads busy to the end, else groups of row blocks, else units of one block.
-ForwardSchedule make_forward_schedule(const Problem& problem, int num_threads);
+ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads);
 
 }  // namespace fag::cpu

@@ -17,6 +17,17 @@ struct DotF32 {
     static F dot(F sum, F a, F b) { return Vec::fma(a, b, sum); }
 };
 
+/// C of the block at hand (or the next one) is on its way to the first-level cache while the reduction runs.
+template <int rows, int width>
+static inline void prefetch_c(const float* c, std::int64_t ldc) {
+    constexpr int floats_per_line = 16;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < width * Vec::lanes; j += floats_per_line) __builtin_prefetch(c + i * ldc + j, 1);
+    }
+}
+
 template <class Dot, int rows, int width>
 static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
     using F = Vec::F;
@@ -35,6 +46,8 @@ static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
             for (int j = 0; j < width; ++j) sum[i][j] = Vec::zero();
         }
     }
+    if (args.merge == Merge::add) prefetch_c<rows, width>(c, args.ldc);
+    if (args.merge == Merge::continue_) prefetch_c<rows, width>(c + rows * args.ldc, args.ldc);
     const Word* b = args.b;
     for (int k = 0; k < args.k; ++k) {
         decltype(Dot::load_b(b)) b_row[width];

@@ -29,24 +29,28 @@ public:
         return reinterpret_cast<float*>(memory_.get());
     }
 
-    /// Waits until `rank` contributions to the tile are in.
-    void wait_for_turn(std::int64_t tile, std::int32_t rank, const std::atomic<bool>& failed) const {
-        const std::atomic<std::int32_t>& counter = counters_[static_cast<std::size_t>(tile)];
-        for (int spins = 0; counter.load(std::memory_order_acquire) != rank; ++spins) {
-            if (failed.load(std::memory_order_relaxed)) throw Abandoned();
-            if (spins > kSpins) std::this_thread::yield();
-        }
+    bool is_turn(std::int64_t tile, std::int64_t rank) const {
+        return counters_[static_cast<std::size_t>(tile)].load(std::memory_order_acquire) == rank;
     }
 
-    void pass_on(std::int64_t tile, std::int32_t rank) {
-        counters_[static_cast<std::size_t>(tile)].store(rank + 1, std::memory_order_release);
+    void pass_on(std::int64_t tile, std::int64_t rank) {
+        counters_[static_cast<std::size_t>(tile)].store(static_cast<std::int32_t>(rank + 1), std::memory_order_release);
     }
 
 private:
-    static constexpr int kSpins = 1000;
     std::mutex mutex_;
     std::unique_ptr<std::atomic<std::int32_t>[]> counters_;
     AlignedBytes memory_;
 };
+
+/// Calls is_ready until it returns true: a while without pause, then giving the core to others.
+template <typename IsReady>
+void wait_until(const std::atomic<bool>& failed, const IsReady& is_ready) {
+    constexpr int kSpins = 1000;
+    for (int spins = 0; !is_ready(); ++spins) {
+        if (failed.load(std::memory_order_relaxed)) throw Abandoned();
+        if (spins > kSpins) std::this_thread::yield();
+    }
+}
 
 }  // namespace fag::cpu

@@ -15,6 +15,7 @@ set(FAG_CPU_SOURCES
   csrc/cpu/levels.cpp
   csrc/cpu/operands.cpp
   csrc/cpu/pool.cpp
+  csrc/cpu/query_sums.cpp
   csrc/cpu/visible_rows.cpp
 )
 # Compiled on x86-64 only; the end of the name chooses the instruction set: _avx2, _avx512, _avx512_bf16.

@@ -1,4 +1,4 @@
-/// Predicts when threads that pull work in order become free.
+/// How many threads a call is worth, and when threads that pull work in order become free.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,14 @@
 #include <vector>
 
 namespace fag::cpu {
+
+/// Threads for `pairs` (query, key) pairs of `pair_ops` floating-point operations each. Waking a thread takes some
+/// microseconds; less work than this per thread is done sooner without it.
+inline int threads_worth_waking(std::int64_t pair_ops, std::int64_t pairs, int max_threads) {
+    constexpr double kOpsPerThread = 4e6;
+    const double worth = static_cast<double>(pair_ops) * static_cast<double>(pairs) / kOpsPerThread;
+    return static_cast<int>(std::clamp(worth, 1.0, static_cast<double>(max_threads)));
+}
 
 /// Threads take pieces in order, each as soon as it is free. A piece fits if the thread that would take it is done with
 /// it soon after the mean of all threads; a piece that does not fit should be shared out.
