@@ -59,9 +59,10 @@ def write_head_columns(
         limit = s2
         if NEED_ZERO:
             limit = tl.where(begin < end, s2, 0)
-        offs = column + tl.arange(0, BN)
-        store_tile(dk, k_first, k_heads, offs, limit, read_int(tiling, TD_D), sum_k * read_scale(tiling), DA)
-        store_tile(dv, k_first, k_heads, offs, limit, read_int(tiling, TD_DV), sum_v, DVA)
+        store_tile(
+            dk, k_first, k_heads, column, limit, read_int(tiling, TD_D), sum_k * read_scale(tiling), BN, DA
+        )
+        store_tile(dv, k_first, k_heads, column, limit, read_int(tiling, TD_DV), sum_v, BN, DVA)
 
 
 @triton.jit
@@ -83,7 +84,7 @@ def write_head_rows(
         limit = s1
         if NEED_ZERO:
             limit = tl.where(begin < end, s1, 0)
-        store_tile(dq, q_first, q_heads, row + tl.arange(0, BM), limit, read_int(tiling, TD_D), total, DA)
+        store_tile(dq, q_first, q_heads, row, limit, read_int(tiling, TD_D), total, BM, DA)
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def bn2_kernel(
             q, k, v, dout, attn_out, lse, dk, dv, b, head, head, 0, s1, s2, slot_kv, 0, 0, tiling, tiling,
             False, MASK, DA, DVA, BM, BN, True,
         )  # fmt: skip
-        store_tile(dq, q_first, q_heads, tl.arange(0, BM), slot_q, read_int(tiling, TD_D), total, DA)
+        store_tile(dq, q_first, q_heads, 0, slot_q, read_int(tiling, TD_D), total, BM, DA)
 
 
 @triton.jit

@@ -61,9 +61,8 @@ def add_column(
             s1, s2,
             token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, DQ_ADD,
         )  # fmt: skip
-        offs = first + tl.arange(0, BN)
-        add_tile(acc_dk, k_first, k_heads, offs, s2, d, sum_k, DA)
-        add_tile(acc_dv, k_first, k_heads, offs, s2, dv, sum_v, DVA)
+        add_tile(acc_dk, k_first, k_heads, first, s2, d, sum_k, BN, DA)
+        add_tile(acc_dv, k_first, k_heads, first, s2, dv, sum_v, BN, DVA)
 
 
 @triton.jit
@@ -127,9 +126,10 @@ def write_column(
                 sum_v,
                 s1, s2, token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, DQ_NONE,
             )  # fmt: skip
-        offs = first + tl.arange(0, BN)
-        store_tile(dk, k_first, k_heads, offs, s2, read_int(tiling, TD_D), sum_k * read_scale(tiling), DA)
-        store_tile(dv, k_first, k_heads, offs, s2, read_int(tiling, TD_DV), sum_v, DVA)
+        store_tile(
+            dk, k_first, k_heads, first, s2, read_int(tiling, TD_D), sum_k * read_scale(tiling), BN, DA
+        )
+        store_tile(dv, k_first, k_heads, first, s2, read_int(tiling, TD_DV), sum_v, BN, DVA)
 
 
 @triton.jit
@@ -189,7 +189,7 @@ def write_row(
             tiling, cu_q,
             IS_TND, MASK, DA, DVA, BM, BN, False,
         )  # fmt: skip
-        store_tile(dq, q_first, q_heads, row + tl.arange(0, BM), s1, read_int(tiling, TD_D), total, DA)
+        store_tile(dq, q_first, q_heads, row, s1, read_int(tiling, TD_D), total, BM, DA)
 
 
 @triton.jit

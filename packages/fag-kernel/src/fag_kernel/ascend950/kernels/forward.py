@@ -51,15 +51,15 @@ def write_rows(
     q_first, q_heads = query_view(b, head, token_q, tiling, IS_TND)
     k_first, k_heads = key_view(b, head_kv, token_kv, tiling, IS_TND)
     offs_m = row + tl.arange(0, BM)
-    q_tile = load_tile(q, q_first, q_heads, offs_m, 0, s1, d, DA)
+    q_tile = load_tile(q, q_first, q_heads, row, 0, s1, d, BM, DA)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, DVA), tl.float32)
     for block in range(begin // BN, tl.cdiv(end, BN)):
         column = block * BN
         offs_n = column + tl.arange(0, BN)
-        k_tile = load_tile(k, k_first, k_heads, offs_n, key_begin, key_end, d, DA)
-        v_tile = load_tile(v, k_first, k_heads, offs_n, key_begin, key_end, dv, DVA)
+        k_tile = load_tile(k, k_first, k_heads, column, key_begin, key_end, d, BN, DA)
+        v_tile = load_tile(v, k_first, k_heads, column, key_begin, key_end, dv, BN, DVA)
         s = tl.dot(q_tile, tl.trans(k_tile)) * scale
         is_inner = ((column >= inner_begin) & (column + BN <= inner_end)).to(tl.int32)
         if is_inner == 0:
@@ -94,7 +94,7 @@ def write_rows(
     if HAS_SINKS:
         taken_rows = tl.where(tl.load(sinks + head) == float("inf"), float("inf"), lse_rows)
         lse_rows = tl.where(offs_m < s1, taken_rows, lse_rows)
-    store_tile(out, q_first, q_heads, offs_m, slot_q, dv, acc, DVA)
+    store_tile(out, q_first, q_heads, row, slot_q, dv, acc, BM, DVA)
     tl.store(lse + lse_row(b, head, token_q, tiling, cu_q, IS_TND) + offs_m, lse_rows, mask=offs_m < slot_q)
 
 

@@ -47,17 +47,18 @@ def seen_keys(s1, s2, shift_lo, shift_hi):
 
 @triton.jit
 def load_query_block(
-    q, dout, attn_out, lse, q_first, q_heads, lse_first, offs, row_lo, row_hi, d, dv, DA: tl.constexpr,
-    DVA: tl.constexpr,
+    q, dout, attn_out, lse, q_first, q_heads, lse_first, row, row_lo, row_hi, d, dv,
+    BM: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr,
 ):  # fmt: skip
-    """(q, dout, lse, sfmg) of the rows `offs`; rows outside [row_lo, row_hi) are zero, whatever stands there.
+    """(q, dout, lse, sfmg) of BM rows from `row` on; rows outside [row_lo, row_hi) are zero.
 
     sfmg = rowsum(dout * attn_out) is made here, in float32, each time a query block is read: the workspace
     has no room for it.
     """
-    q_tile = load_tile(q, q_first, q_heads, offs, row_lo, row_hi, d, DA)
-    do_tile = load_tile(dout, q_first, q_heads, offs, row_lo, row_hi, dv, DVA)
-    out_tile = load_tile(attn_out, q_first, q_heads, offs, row_lo, row_hi, dv, DVA)
+    q_tile = load_tile(q, q_first, q_heads, row, row_lo, row_hi, d, BM, DA)
+    do_tile = load_tile(dout, q_first, q_heads, row, row_lo, row_hi, dv, BM, DVA)
+    out_tile = load_tile(attn_out, q_first, q_heads, row, row_lo, row_hi, dv, BM, DVA)
+    offs = row + tl.arange(0, BM)
     keep = (offs >= row_lo) & (offs < row_hi)
     lse_rows = tl.load(lse + lse_first + offs, mask=keep, other=0.0)
     sfmg = tl.sum(do_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
@@ -112,14 +113,15 @@ def column_sums(
     k_first, k_heads = key_view(b, head_kv, token_kv, tiling, IS_TND)
     lse_first = lse_row(b, head, token_q, tiling, cu_q, IS_TND)
     offs_n = column + tl.arange(0, BN)
-    k_tile = load_tile(k, k_first, k_heads, offs_n, key_begin, key_end, d, DA)
-    v_tile = load_tile(v, k_first, k_heads, offs_n, key_begin, key_end, dv, DVA)
+    k_tile = load_tile(k, k_first, k_heads, column, key_begin, key_end, d, BN, DA)
+    v_tile = load_tile(v, k_first, k_heads, column, key_begin, key_end, dv, BN, DVA)
     for block in range(begin // BM, tl.cdiv(end, BM)):
         row = block * BM
         offs_m = row + tl.arange(0, BM)
         q_tile, do_tile, lse_rows, sfmg = load_query_block(
-            q, dout, attn_out, lse, q_first, q_heads, lse_first, offs_m, seen_begin, seen_end, d, dv, DA, DVA
-        )
+            q, dout, attn_out, lse, q_first, q_heads, lse_first, row, seen_begin, seen_end, d, dv,
+            BM, DA, DVA,
+        )  # fmt: skip
         is_inner = ((row >= inner_begin) & (row + BM <= inner_end)).to(tl.int32)
         p, ds = probabilities(
             q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi,
@@ -128,9 +130,9 @@ def column_sums(
         acc_v = tl.dot(tl.trans(p), do_tile, acc_v)
         acc_k = tl.dot(tl.trans(ds), q_tile, acc_k)
         if DQ == DQ_ADD:
-            add_tile(dq, q_first, q_heads, offs_m, s1, d, tl.dot(ds, k_tile), DA)
+            add_tile(dq, q_first, q_heads, row, s1, d, tl.dot(ds, k_tile), BM, DA)
         if DQ == DQ_STORE:
-            store_tile(dq, q_first, q_heads, offs_m, s1, d, tl.dot(ds, k_tile) * scale, DA)
+            store_tile(dq, q_first, q_heads, row, s1, d, tl.dot(ds, k_tile) * scale, BM, DA)
     return acc_k, acc_v
 
 
@@ -162,15 +164,15 @@ def row_sum(
     lse_first = lse_row(b, head, token_q, tiling, cu_q, IS_TND)
     offs_m = row + tl.arange(0, BM)
     q_tile, do_tile, lse_rows, sfmg = load_query_block(
-        q, dout, attn_out, lse, q_first, q_heads, lse_first, offs_m, seen_begin, seen_end, d, dv_width, DA,
-        DVA,
+        q, dout, attn_out, lse, q_first, q_heads, lse_first, row, seen_begin, seen_end, d, dv_width,
+        BM, DA, DVA,
     )  # fmt: skip
     acc = tl.zeros((BM, DA), tl.float32)
     for block in range(begin // BN, tl.cdiv(end, BN)):
         column = block * BN
         offs_n = column + tl.arange(0, BN)
-        k_tile = load_tile(k, k_first, k_heads, offs_n, key_begin, key_end, d, DA)
-        v_tile = load_tile(v, k_first, k_heads, offs_n, key_begin, key_end, dv_width, DVA)
+        k_tile = load_tile(k, k_first, k_heads, column, key_begin, key_end, d, BN, DA)
+        v_tile = load_tile(v, k_first, k_heads, column, key_begin, key_end, dv_width, BN, DVA)
         is_inner = ((column >= inner_begin) & (column + BN <= inner_end)).to(tl.int32)
         p, ds = probabilities(
             q_tile, k_tile, do_tile, v_tile, lse_rows, sfmg, offs_m, offs_n, s1, s2, shift_lo, shift_hi,
@@ -178,6 +180,6 @@ def row_sum(
         )  # fmt: skip
         acc = tl.dot(ds, k_tile, acc)
         if STORE_KV:
-            store_tile(dv, k_first, k_heads, offs_n, slot_kv, dv_width, tl.dot(tl.trans(p), do_tile), DVA)
-            store_tile(dk, k_first, k_heads, offs_n, slot_kv, d, tl.dot(tl.trans(ds), q_tile) * scale, DA)
+            store_tile(dv, k_first, k_heads, column, slot_kv, dv_width, tl.dot(tl.trans(p), do_tile), BN, DVA)
+            store_tile(dk, k_first, k_heads, column, slot_kv, d, tl.dot(tl.trans(ds), q_tile) * scale, BN, DA)
     return acc * scale

@@ -201,28 +201,37 @@ def columns_of_rows(first, width, s1, s2, shift_lo, shift_hi):
 
 
 @triton.jit
-def load_tile(base, first, heads, offs, limit_lo, limit_hi, width, PAD: tl.constexpr):
-    """Rows `offs` within [limit_lo, limit_hi) of a tensor of `width` columns, padded with zeros to PAD
-    columns.
+def tile_address(base, first, heads, row, width, SIZE: tl.constexpr, PAD: tl.constexpr):
+    """Addresses (SIZE, PAD) of the rows from `row` on.
+
+    int64 up to the first element: a sequence may have more elements than int32 counts, a block has not.
     """
-    column = tl.arange(0, PAD)
-    keep = (offs[:, None] >= limit_lo) & (offs[:, None] < limit_hi) & (column[None, :] < width)
-    at = base + first * width + offs[:, None] * (heads * width) + column[None, :]
-    return tl.load(at, mask=keep, other=0.0)
+    start = (first + heads.to(tl.int64) * row) * width
+    return base + start + tl.arange(0, SIZE)[:, None] * (heads * width) + tl.arange(0, PAD)[None, :]
 
 
 @triton.jit
-def store_tile(base, first, heads, offs, limit, width, value, PAD: tl.constexpr):
-    """Write the rows `offs` below `limit`, rounded to the type of the tensor."""
-    column = tl.arange(0, PAD)
-    keep = (offs[:, None] < limit) & (column[None, :] < width)
-    at = base + first * width + offs[:, None] * (heads * width) + column[None, :]
+def load_tile(
+    base, first, heads, row, limit_lo, limit_hi, width, SIZE: tl.constexpr, PAD: tl.constexpr
+):  # fmt: skip
+    """SIZE rows from `row` on, zero outside [limit_lo, limit_hi), of a tensor of `width` columns, padded with
+    zeros to PAD columns.
+    """
+    offs = row + tl.arange(0, SIZE)
+    keep = (offs[:, None] >= limit_lo) & (offs[:, None] < limit_hi) & (tl.arange(0, PAD)[None, :] < width)
+    return tl.load(tile_address(base, first, heads, row, width, SIZE, PAD), mask=keep, other=0.0)
+
+
+@triton.jit
+def store_tile(base, first, heads, row, limit, width, value, SIZE: tl.constexpr, PAD: tl.constexpr):
+    """Write those of SIZE rows from `row` on that lie below `limit`, rounded to the type of the tensor."""
+    keep = ((row + tl.arange(0, SIZE))[:, None] < limit) & (tl.arange(0, PAD)[None, :] < width)
+    at = tile_address(base, first, heads, row, width, SIZE, PAD)
     tl.store(at, value.to(base.dtype.element_ty), mask=keep)
 
 
 @triton.jit
-def add_tile(base, first, heads, offs, limit, width, value, PAD: tl.constexpr):
-    """Add to the rows `offs` below `limit` of a float32 accumulator, atomically."""
-    column = tl.arange(0, PAD)
-    keep = (offs[:, None] < limit) & (column[None, :] < width)
-    tl.atomic_add(base + first * width + offs[:, None] * (heads * width) + column[None, :], value, mask=keep)
+def add_tile(base, first, heads, row, limit, width, value, SIZE: tl.constexpr, PAD: tl.constexpr):
+    """Add those of SIZE rows from `row` on that lie below `limit` to a float32 accumulator, atomically."""
+    keep = ((row + tl.arange(0, SIZE))[:, None] < limit) & (tl.arange(0, PAD)[None, :] < width)
+    tl.atomic_add(tile_address(base, first, heads, row, width, SIZE, PAD), value, mask=keep)
