@@ -458,3 +458,25 @@ def test_cases_cover_the_contract() -> None:
         assert any(part in name for name in names), part
     assert {case.layout for case in CASES} == {"BSND", "BNSD", "TND"}
     assert {1, 36} <= {case.cores for case in CASES}
+
+
+def test_addresses_of_a_long_sequence_do_not_overflow() -> None:
+    import torch
+    import triton
+    import triton.language as tl
+
+    from fag_kernel.ascend950.kernels.tiles import tile_address
+
+    @triton.jit
+    def probe(base, out, heads_at, row):
+        at = tile_address(base, tl.load(out), tl.load(heads_at), row, 128, 4, 4)
+        offs = tl.arange(0, 4)
+        tl.store(out + offs[:, None] * 4 + offs[None, :], at.to(tl.int64))
+
+    probe.fn.__globals__.update(tl=tl, tile_address=tile_address)
+    base, heads = torch.zeros(1, dtype=torch.float16), torch.tensor([128], dtype=torch.int32)
+    out = torch.full((4, 4), 5, dtype=torch.int64)
+    probe[(1,)](base, out, heads, 600_000)
+    expected = (5 + (600_000 + np.arange(4)[:, None]) * 128) * 128 + np.arange(4)
+    assert (600_000 * 128 * 128) > 2**32
+    assert np.array_equal(out.numpy() - base.data_ptr(), 2 * expected)
