@@ -141,7 +141,7 @@ def write(data: Path, compiled: dict[str, Compiled], versions: dict[str, str]) -
     places = artefacts.pack(
         data, {name: ("passes" if name in passes else groups[name], compiled[name].ir) for name in kernels}
     )
-    _write_json(data / artefacts.BINARY_JSON, make_binary_json())
+    (data / artefacts.BINARY_JSON).write_text(json.dumps(make_binary_json(), indent=1) + "\n")
     for dtype in DTYPES:
         records = {
             name: kernel_record(kernel, compiled[name], places[name])
@@ -204,6 +204,18 @@ def kernel_record(kernel: Kernel, compiled: Compiled, place: dict[str, Any]) -> 
     }
 
 
-def _write_json(path: Path, contents: Any) -> None:
+def _write_json(path: Path, contents: dict[str, Any]) -> None:
+    """Write JSON with a line per top-level value, and one per record where a value is a table of records."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(contents, indent=1) + "\n")
+    parts = []
+    for name, value in contents.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            text = f"[\n{rows}\n ]"
+        elif isinstance(value, dict) and any(isinstance(row, dict) for row in value.values()):
+            rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in value.items())
+            text = f"{{\n{rows}\n }}"
+        else:
+            text = json.dumps(value)
+        parts.append(f" {json.dumps(name)}: {text}")
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
