@@ -77,7 +77,7 @@ def view_wide_rows(x: Tensor) -> Tensor:
 
 def view_swapped(x: Tensor) -> Tensor:
     """Storage in the order of the other axes: heads and rows swapped."""
-    a, b = (-3, -2)
+    a, b = (-3, -2) if x.dim() > 2 else (-2, -1)
     return x.transpose(a, b).contiguous().transpose(a, b)
 
 

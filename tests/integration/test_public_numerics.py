@@ -205,7 +205,7 @@ def test_pc26_smallest_problems(
     call = harness.uniform(layout, b, s1, s2, mask_mode=mode, win_left=left, win_right=right)
     random = harness.random_inputs(call, b, s1, s2, n, n, 16, dtype=dtype, factor=3.0)
     inputs = random._replace(dout=torch.ones_like(random.dout))
-    zero = oracle.zero_bound(*(harness.to_float64(x) for x in inputs[:4]), call.scale(16))
+    zero = bound.zero_bound(call, inputs)
     for api in harness.APIS:
         got = check(api, call, inputs)
         if s2 == 1:
@@ -254,6 +254,8 @@ def test_pc42_raw_defaults_are_those_of_cann(api: Api) -> None:
 def test_pc42_scale_of_any_sign_and_size(
     api: Api, layout: str, dtype: torch.dtype, scale: float, mode: int
 ) -> None:
+    if abs(scale) < 1e-5 and dtype == torch.float16:
+        pytest.skip("dq and dk are smaller than the smallest float16")
     call = harness.uniform(layout, 2, 33, 65, mask_mode=mode, softmax_scale=scale)
     inputs = harness.random_inputs(call, 2, 33, 65, 2, 1, 64, dtype=dtype)
     got = check(api, call, inputs)

@@ -63,7 +63,6 @@ def test_bounds_do_not_matter() -> None:
         ({"num_heads_q": 16}, "for num_heads_q=16, got num_heads_q=8"),
         ({"num_heads_kv": 2}, "for num_heads_kv=2, got num_heads_kv=4"),
         ({"head_dim": 72, "head_dim_v": 64}, "for head_dim=72, got head_dim=64"),
-        ({"head_dim_v": 32}, "for head_dim_v=32, got head_dim_v=64"),
         ({"batch_size": 3}, "for batch_size=3, got batch_size=2"),
         ({"max_seqlen_q": 301}, "for max_seqlen_q=301, got max_seqlen_q=300"),
         ({"max_seqlen_kv": 40000}, "for max_seqlen_kv=40000, got max_seqlen_kv=400"),
@@ -77,6 +76,21 @@ def test_pc49_names_the_first_field_that_differs(changes: dict[str, Any], text: 
     with pytest.raises(MetadataError, match=re.escape(f"{OP}: metadata must be made {text}. Make it with")):
         check_metadata(OP, metadata_of(), problem_of(**changes), need_grad=True)
     assert not check(metadata_of(), problem_of(**changes)).is_ok
+
+
+def test_pc49_head_dim_of_v_is_compared() -> None:
+    text = "for head_dim_v=32, got head_dim_v=48"
+    with pytest.raises(MetadataError, match=re.escape(f"{OP}: metadata must be made {text}. Make it with")):
+        check_metadata(OP, metadata_of(head_dim_v=48), problem_of(head_dim_v=32), need_grad=True)
+
+
+def test_metadata_of_cann_s_signature_fits_every_head_dim_of_v() -> None:
+    """CANN's callers cannot say Dv, and no range depends on it."""
+    for dv in (1, 32, 64):
+        check_metadata(OP, metadata_of(), problem_of(head_dim_v=dv), need_grad=True)
+        assert check(metadata_of(), problem_of(head_dim_v=dv)).is_ok
+    with pytest.raises(MetadataError, match="for batch_size=3, got batch_size=2"):
+        check_metadata(OP, metadata_of(), problem_of(head_dim_v=32, batch_size=3), need_grad=True)
 
 
 def test_pc49_folded_values_are_not_shown_as_if_they_were_exact() -> None:

@@ -192,6 +192,22 @@ def test_given_metadata_serves_both_operators(call):
         assert torch.equal(one.grad, two.grad)
 
 
+def test_metadata_with_cann_s_signature_serves_a_narrower_value(make_call, layout):
+    """CANN's flash_attn_metadata cannot say Dv; what it makes fits every Dv <= D, with the same bits."""
+    call = make_call(layout, (300, 300), d=64, dv=40, mask_mode=3)
+    ops = torch.ops.cann_ops_transformer
+    sizes = {} if layout == "TND" else {"batch_size": 2, "max_seqlen_q": 300, "max_seqlen_kv": 300}
+    words = ops.flash_attn_metadata(4, 2, 64, is_grad_enabled=True, **sizes, **call.raw)
+    out, lse = ops.flash_attn(*call.qkv, return_softmax_lse=True, **call.raw)
+    same, same_lse = ops.flash_attn(*call.qkv, return_softmax_lse=True, metadata=words, **call.raw)
+    assert torch.equal(out, same)
+    assert torch.equal(lse, same_lse)
+    dout = torch.randn_like(out)
+    grads = ops.flash_attn_grad(*call.qkv, dout, out, lse, **call.raw)
+    others = ops.flash_attn_grad(*call.qkv, dout, out, lse, metadata=words, **call.raw)
+    assert all(map(torch.equal, grads, others))
+
+
 def test_max_seqlen_is_only_a_bound(make_call):
     """pc27: any sufficient bound gives the same bits."""
     call = make_call("TND", (5, 17, 3), mask_mode=3)

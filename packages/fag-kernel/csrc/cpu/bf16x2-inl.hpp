@@ -24,24 +24,24 @@ static inline __m512i interleave_halves(__m512i low_high) {
 /// Rounds two rows to bfloat16: `low` in the lower half.
 static inline __m512i round_rows(Vec::F low, Vec::F high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
+/// Two rows at a time, as the words of P and dS hold them. The partner of an odd last row sees nothing.
 template <bool all>
-static inline void softmax_grad_pair(const SoftmaxGrad& args, int row) {
-    const Vec::F scale = Vec::set(args.scale);
-    const Vec::F minus_lse0 = Vec::set(-args.lse[row]), minus_lse1 = Vec::set(-args.lse[row + 1]);
-    const Vec::F shift0 = Vec::set(args.shift[row]), shift1 = Vec::set(args.shift[row + 1]);
-    const Visible& visible = args.visible;
-    const bool has_second = row + 1 < args.rows;  // the partner of an odd last row is masked
-    const int first0 = visible.all ? 0 : visible.first[row];
-    const int last0 = visible.all ? args.key_begin + args.n : visible.last[row];
-    const int first1 = visible.all || !has_second ? 0 : visible.first[row + 1];
-    const int last1 = !has_second ? 0 : visible.all ? args.key_begin + args.n : visible.last[row + 1];
+static inline void softmax_grad_pair(const SoftmaxGrad& args, const BinaryExp& exp, int row) {
+    const Vec::F minus_lse0 = Vec::set(-args.lse[row] / BinaryExp::kUnit), shift0 = Vec::set(args.shift[row]);
+    const Vec::F minus_lse1 = Vec::set(-args.lse[row + 1] / BinaryExp::kUnit), shift1 = Vec::set(args.shift[row + 1]);
+    const SeenColumns seen0 = seen_columns(args.visible, row, args.rows, args.key_begin, args.n);
+    const SeenColumns seen1 = seen_columns(args.visible, row + 1, args.rows, args.key_begin, args.n);
     const std::int64_t panel_row = static_cast<std::int64_t>(row / 2) * args.n;
     auto* ds_row = reinterpret_cast<char*>(args.ds_rows + row * args.ld_ds_rows) + 2 * args.key_begin;
     for (int j = 0; j < args.n; j += Vec::lanes) {
-        const Gradient g0 = masked_gradient<all>(args, row, j, scale, minus_lse0, shift0, first0, last0);
-        const Gradient g1 = masked_gradient<all>(args, row + 1, j, scale, minus_lse1, shift1, first1, last1);
-        const __m512i ds = round_rows(g0.ds, g1.ds);
-        _mm512_storeu_si512(args.p + panel_row + j, interleave_halves(round_rows(g0.p, g1.p)));
+        __m512i p = _mm512_setzero_si512(), ds = _mm512_setzero_si512();
+        if (all || seen0.contains(j) || seen1.contains(j)) {
+            const Gradient g0 = gradient<all>(args, exp, row, j, minus_lse0, shift0, seen0);
+            const Gradient g1 = gradient<all>(args, exp, row + 1, j, minus_lse1, shift1, seen1);
+            p = round_rows(g0.p, g1.p);
+            ds = round_rows(g0.ds, g1.ds);
+        }
+        _mm512_storeu_si512(args.p + panel_row + j, interleave_halves(p));
         _mm512_storeu_si512(args.ds + panel_row + j, interleave_halves(ds));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(ds_row + 2 * j), _mm512_castsi512_si256(ds));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(ds_row + 4 * args.ld_ds_rows + 2 * j),
@@ -50,11 +50,12 @@ static inline void softmax_grad_pair(const SoftmaxGrad& args, int row) {
 }
 
 static void softmax_grad_bf16x2(const SoftmaxGrad& args) {
+    const BinaryExp exp(args.scale);
     for (int row = args.row_begin; row < args.row_end; row += 2) {
         if (args.visible.all && row + 1 < args.rows) {
-            softmax_grad_pair<true>(args, row);
+            softmax_grad_pair<true>(args, exp, row);
         } else {
-            softmax_grad_pair<false>(args, row);
+            softmax_grad_pair<false>(args, exp, row);
         }
     }
 }
@@ -117,9 +118,10 @@ constexpr Products products_bf16x2() {
     return {
         .packing = 2,
         .panel = width * Vec::lanes,
+        .exp_unit = BinaryExp::kUnit,
         .gemm = gemm<DotBf16x2, width, rows>,
         .softmax_grad = softmax_grad_bf16x2,
-        .softmax_step = softmax_step<StoreBf16x2>,
+        .softmax_step = softmax_step<StoreBf16x2, BinaryExp>,
         .pack_columns = {nullptr, pack_columns_bf16x2, nullptr},
         .pack_rows = {nullptr, pack_rows_bf16x2, nullptr},
     };

@@ -205,7 +205,8 @@ private:
             for (int i = 0; i < count; ++i) {
                 const std::int64_t at = row + i * args.problem.g;
                 const bool sees_keys = !block.band.keys(position + i).empty();
-                const float factor = finish_row(sees_keys, sink, state.row_max[at], state.row_sum[at], lse[position + i]);
+                const float factor = finish_row(sees_keys, sink, shape_.products.exp_unit * state.row_max[at],
+                                                state.row_sum[at], lse[position + i]);
                 float* out = state.out + at * width;
                 for (std::int64_t c = 0; c < width; ++c) out[c] = sees_keys ? out[c] * factor : 0.0f;
             }

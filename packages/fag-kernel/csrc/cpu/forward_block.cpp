@@ -33,11 +33,13 @@ void SoftmaxState::copy_from(const SoftmaxState& other, int num_rows, const Tile
 
 void SoftmaxState::merge(const SoftmaxState& later, int num_rows, const TileShape& shape) const {
     const std::int64_t width = shape.dv.padded_cols;
+    const float unit = shape.products.exp_unit;
     for (int row = 0; row < num_rows; ++row) {
         if (later.row_sum[row] == 0.0f) continue;  // it saw nothing
         const float highest = std::max(row_max[row], later.row_max[row]);
         const float base = highest == -kInfinity ? 0.0f : highest;
-        const float mine = std::exp(row_max[row] - base), theirs = std::exp(later.row_max[row] - base);
+        const float mine = std::exp(unit * (row_max[row] - base));
+        const float theirs = std::exp(unit * (later.row_max[row] - base));
         row_sum[row] = row_sum[row] * mine + later.row_sum[row] * theirs;
         row_max[row] = highest;
         float* out_row = out + row * width;

@@ -6,7 +6,7 @@
 
 namespace fag::cpu {
 
-/// Running state of up to kTile rows: numerator, maximum and sum of the softmax.
+/// Running state of up to kTile rows: numerator, maximum (in units of exp_unit) and sum of the softmax.
 struct SoftmaxState {
     float* out = nullptr;      ///< [row][dv.padded_cols]
     float* row_max = nullptr;

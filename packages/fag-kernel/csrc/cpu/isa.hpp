@@ -75,8 +75,8 @@ struct SoftmaxStep {
     int n;
     Visible visible;
     float scale;
-    float* row_max;   ///< running maximum of the scaled scores, -inf before the first visible key
-    float* row_sum;   ///< running sum of exp(score - row_max)
+    float* row_max;   ///< running maximum of the exponents, in units of exp_unit; -inf before the first visible key
+    float* row_sum;   ///< running sum of exp(exponent - row_max)
     float* out;       ///< [row][ld_out] running numerator, rescaled here where the maximum moved
     std::int64_t ld_out;
     int out_width;
@@ -88,6 +88,7 @@ struct SoftmaxStep {
 struct Products {
     int packing;  ///< elements of the reduction in one word
     int panel;    ///< columns of a B panel
+    float exp_unit;  ///< SoftmaxStep's row_max times this is a natural logarithm
     void (*gemm)(const Gemm&);
     void (*softmax_grad)(const SoftmaxGrad&);
     void (*softmax_step)(const SoftmaxStep&);

@@ -16,7 +16,7 @@ from fag_kernel import abi
 from fag_kernel.arrays import addressable, array_ref, compact, dtype_name, read_array, spec_of
 from fag_metadata import AttentionProblem, Layout, MaskMode, check_metadata, metadata_for
 from fag_metadata.arguments import check_attn_mask_content, check_block_table, check_softmax_scale
-from fag_metadata.errors import problem_error, type_error
+from fag_metadata.errors import naming, problem_error, type_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,19 +135,20 @@ def flash_attn(
     out_layout = Layout(layout_out)
     out = np.empty(output_shape(problem, out_layout), q.dtype)
     lse = np.empty(lse_shape(problem), np.float32)
-    abi.forward(
-        problem,
-        metadata_words(op, metadata, problem, need_grad=False),
-        dtype_name(q.dtype),
-        array_ref(q, problem.layout),
-        array_ref(k, problem.layout),
-        array_ref(v, problem.layout),
-        0 if sinks is None else sinks.ctypes.data,
-        array_ref(out, out_layout),
-        lse.ctypes.data,
-        softmax_scale=scale_of(op, softmax_scale, problem),
-        num_threads=threads(op, num_threads),
-    )
+    with naming(op):
+        abi.forward(
+            problem,
+            metadata_words(op, metadata, problem, need_grad=False),
+            dtype_name(q.dtype),
+            array_ref(q, problem.layout),
+            array_ref(k, problem.layout),
+            array_ref(v, problem.layout),
+            0 if sinks is None else sinks.ctypes.data,
+            array_ref(out, out_layout),
+            lse.ctypes.data,
+            softmax_scale=scale_of(op, softmax_scale, problem),
+            num_threads=threads(op, num_threads),
+        )
     return out, lse if return_softmax_lse else np.zeros(1, np.float32)
 
 
@@ -258,25 +259,26 @@ def flash_attn_grad(
         check_attn_mask_content(op, mask)
     layout = problem.layout
     dq, dk, dv = (np.empty(x.shape, x.dtype) for x in (q, k, v))
-    abi.backward(
-        problem,
-        metadata_words(op, metadata, problem, need_grad=True),
-        dtype_name(q.dtype),
-        array_ref(q, layout),
-        array_ref(k, layout),
-        array_ref(v, layout),
-        array_ref(dout, layout),
-        array_ref(attn_out, layout),
-        lse.ctypes.data,
-        0,
-        0 if sinks is None else sinks.ctypes.data,
-        array_ref(dq, layout),
-        array_ref(dk, layout),
-        array_ref(dv, layout),
-        0,
-        softmax_scale=scale_of(op, softmax_scale, problem),
-        num_threads=threads(op, num_threads),
-    )
+    with naming(op):
+        abi.backward(
+            problem,
+            metadata_words(op, metadata, problem, need_grad=True),
+            dtype_name(q.dtype),
+            array_ref(q, layout),
+            array_ref(k, layout),
+            array_ref(v, layout),
+            array_ref(dout, layout),
+            array_ref(attn_out, layout),
+            lse.ctypes.data,
+            0,
+            0 if sinks is None else sinks.ctypes.data,
+            array_ref(dq, layout),
+            array_ref(dk, layout),
+            array_ref(dv, layout),
+            0,
+            softmax_scale=scale_of(op, softmax_scale, problem),
+            num_threads=threads(op, num_threads),
+        )
     return dq, dk, dv
 
 

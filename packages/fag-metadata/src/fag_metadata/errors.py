@@ -7,6 +7,11 @@ build that text.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 class InvalidProblemError(ValueError):
     """An argument has a value with which no implementation could run."""
@@ -65,3 +70,34 @@ def type_error(
 ) -> InvalidTypeError:
     """Returns an InvalidTypeError with the text of `message`."""
     return InvalidTypeError(message(op, argument, rule, got, remedy=remedy, **related))
+
+
+class naming:
+    """Gives errors of native code about the metadata the name of the operator that the user called.
+
+    A ValueError that begins with "metadata:" becomes a MetadataError. A class and no generator, since it
+    stands around every call of a kernel.
+
+    Args:
+        op: Operator or function the user called.
+
+    Example:
+        >>> with naming("flash_attn"):
+        ...     raise ValueError("metadata: section_num must be 1, got 7.")
+        Traceback (most recent call last):
+        ...
+        fag_metadata.errors.MetadataError: flash_attn: metadata: section_num must be 1, got 7.
+    """
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, ValueError) and str(error).startswith("metadata:"):
+            raise MetadataError(f"{self.op}: {error}") from None

@@ -12,7 +12,7 @@ import torch
 
 from fag_kernel import abi
 from fag_metadata.arguments import check_block_table
-from fag_metadata.errors import problem_error
+from fag_metadata.errors import naming, problem_error
 from fag_torch import mask_tensor
 from fag_torch.prepare import LengthTensors, Prepared, dtype_name, prepare
 
@@ -181,19 +181,20 @@ def _forward(
     sinks = None if sinks is None else sinks.contiguous()
     out = q.new_empty(call.out_shape)
     lse = q.new_empty(call.lse_shape, dtype=torch.float32)
-    abi.forward(
-        call.problem,
-        words,
-        call.dtype,
-        _ref(q, call.axes),
-        _ref(k, call.axes),
-        _ref(v, call.axes),
-        0 if sinks is None else sinks.data_ptr(),
-        _ref(out, call.axes_out),
-        lse.data_ptr(),
-        softmax_scale=scale,
-        num_threads=torch.get_num_threads(),
-    )
+    with naming(op):
+        abi.forward(
+            call.problem,
+            words,
+            call.dtype,
+            _ref(q, call.axes),
+            _ref(k, call.axes),
+            _ref(v, call.axes),
+            0 if sinks is None else sinks.data_ptr(),
+            _ref(out, call.axes_out),
+            lse.data_ptr(),
+            softmax_scale=scale,
+            num_threads=torch.get_num_threads(),
+        )
     return out, lse
 
 
@@ -218,26 +219,27 @@ def _backward(
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     sinks = None if sinks is None else sinks.contiguous()
-    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    abi.backward(
-        call.problem,
-        words,
-        call.dtype,
-        _ref(q, call.axes),
-        _ref(k, call.axes),
-        _ref(v, call.axes),
-        _ref(dout, call.axes_out),
-        _ref(attn_out, call.axes_out),
-        lse.data_ptr(),
-        0 if dlse is None else dlse.data_ptr(),
-        0 if sinks is None else sinks.data_ptr(),
-        _ref(dq, call.axes),
-        _ref(dk, call.axes),
-        _ref(dv, call.axes),
-        0 if dsinks is None else dsinks.data_ptr(),
-        softmax_scale=scale,
-        num_threads=torch.get_num_threads(),
-    )
+    dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+    with naming(op):
+        abi.backward(
+            call.problem,
+            words,
+            call.dtype,
+            _ref(q, call.axes),
+            _ref(k, call.axes),
+            _ref(v, call.axes),
+            _ref(dout, call.axes_out),
+            _ref(attn_out, call.axes_out),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            _ref(dq, call.axes),
+            _ref(dk, call.axes),
+            _ref(dv, call.axes),
+            0 if dsinks is None else dsinks.data_ptr(),
+            softmax_scale=scale,
+            num_threads=torch.get_num_threads(),
+        )
     return dq, dk, dv
 
 

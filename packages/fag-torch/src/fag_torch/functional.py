@@ -74,7 +74,8 @@ def flash_attn_metadata(
         layout_kv: Equal to layout_q.
         layout_out: Equal to layout_q, or BSND with layout_q BNSD.
         is_grad_enabled: Whether the backward split is in it too; then one tensor serves both operators.
-        head_dim_v: Head dim Dv of v, if it is not head_dim. Not in CANN's signature.
+        head_dim_v: Head dim Dv of v, for a split that counts its cost; None fits every Dv. Not in CANN's
+            signature.
         device: Where the tensor is for; None is the device of the lengths, else the NPU if there is one, else
             the CPU. Not in CANN's signature.
 
