@@ -93,7 +93,7 @@ def test_refusals_are_one_line_and_status_2(capsys, arguments, message):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["plan"], ["build"], ["plan", "--heads", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["bake"], ["plan", "--heads", "x"]])
 def test_unusable_arguments_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -1,4 +1,4 @@
-"""The command line: `fag-kernel plan` and `fag-kernel info`."""
+"""The command line: `fag-kernel plan`, `info`, `build` and `verify`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fag_kernel._version import __version__
+from fag_kernel.ascend950 import ArtefactError, CompilerError, cli
 from fag_kernel.plan import plan
 from fag_kernel.report import info_lines, info_values, plan_lines, plan_values
 from fag_metadata.cli_arguments import Parser, add_problem_options, make_problem
@@ -24,20 +25,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None = those of the process.
 
     Returns:
-        Exit status: 0, or 2 for arguments that are refused.
+        Exit status: 0, 1 if shipped files or a compiler fail, or 2 for arguments that are refused.
     """
     arguments = make_parser().parse_args(argv)
-    run = run_plan if arguments.command == "plan" else run_info
     try:
-        run(arguments)
+        arguments.run(arguments)
     except (ValueError, TypeError, NotImplementedError, OverflowError) as refusal:
         print(refusal, file=sys.stderr)
         return 2
+    except (ArtefactError, CompilerError) as failure:
+        print(failure, file=sys.stderr)
+        return 1
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser with both sub-commands."""
+    """The parser with all sub-commands."""
     parser = Parser(
         prog="fag-kernel", description="Flash attention and its gradient: host tiling and CPU kernels."
     )
@@ -66,9 +69,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="workspace that CANN's libapi keeps; default 0",
     )
     planner.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    planner.set_defaults(run=run_plan)
 
     informer = commands.add_parser("info", help="versions, instruction sets, what is shipped")
     informer.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    informer.set_defaults(run=run_info)
+    cli.add_commands(commands, informer)
     return parser
 
 
@@ -86,6 +92,8 @@ def run_plan(arguments: argparse.Namespace) -> None:
 
 def run_info(arguments: argparse.Namespace) -> None:
     """Print what this installation is."""
+    if cli.run_info(arguments):
+        return
     print(json.dumps(info_values()) if arguments.json else "\n".join(info_lines()))
 
 

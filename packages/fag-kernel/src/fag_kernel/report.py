@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import fag_metadata
 from fag_kernel import abi
 from fag_kernel._version import __version__
+from fag_kernel.ascend950 import cli
 from fag_kernel.contract import ACCEPTS, KERNEL_ABI, METADATA_REQUIREMENT
 from fag_kernel.tiling_key import valid_keys
 from fag_metadata.arguments import INPUT_DTYPES
@@ -82,7 +83,7 @@ def info_values() -> dict[str, Any]:
         "cpu_level_cap": os.environ.get("FAG_CPU_LEVEL"),
         "dtypes": list(INPUT_DTYPES),
         "tiling_keys": list(valid_keys()),
-        "device_kernels": [],
+        "device_kernels": cli.info_values(),
     }
 
 
@@ -100,4 +101,4 @@ def info_lines() -> Iterator[str]:
     yield f"CPU levels       {', '.join(info['cpu_levels'])}"
     yield f"level in use     {info['cpu_level']}{'' if cap is None else f' (FAG_CPU_LEVEL={cap})'}"
     yield f"host tiling      Ascend 950, {len(info['tiling_keys'])} tiling keys"
-    yield "device kernels   none in this release"
+    yield f"device kernels   {cli.summary()}"
