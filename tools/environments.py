@@ -1,9 +1,8 @@
 """The two virtual environments: `.venv` for people, one under `.tox/` for the tests.
 
-Both hold the built wheels and the pinned versions of constraints/default.txt. The tests' one has no demo
-extras and is shared by every tox environment, so that PyTorch is installed once; it is apart from `.venv` so
-that nothing that a person installs there can make a test pass. Each step leaves a stamp and is skipped while
-that is right.
+Both hold the built wheels and the pinned versions of constraints/default.txt. The tests' one is shared by
+every tox environment, so that PyTorch is installed once; it is apart from `.venv` so that nothing that a
+person installs there can make a test pass. Each step leaves a stamp and is skipped while that is right.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class Environment:
     groups: tuple[
         str, ...
     ]  # of [dependency-groups] in pyproject.toml, installed first: they build the wheels
-    extras: tuple[str, ...]  # of fag-torch
 
     @property
     def python(self) -> Path:
@@ -56,8 +54,8 @@ class Environment:
         return env
 
 
-USER = Environment(ROOT / ".venv", groups=("tools",), extras=("demo",))
-TESTS = Environment(ROOT / ".tox" / f"installed-{sys.implementation.cache_tag}", groups=("test",), extras=())
+USER = Environment(ROOT / ".venv", groups=("tools",))
+TESTS = Environment(ROOT / ".tox" / f"installed-{sys.implementation.cache_tag}", groups=("test",))
 
 
 def check_interpreter() -> None:
@@ -126,7 +124,7 @@ def _prepare_wheels(env: Environment) -> None:
     )
     wheels = build_wheels(env.python, variables, DIST / "build.log")
     stamps = _Stamps(env)
-    wanted = {package: wheel.sources for package, wheel in wheels.items()} | {"extras": ",".join(env.extras)}
+    wanted = {package: wheel.sources for package, wheel in wheels.items()}
     if stamps.get("wheels") == wanted:
         return
     stamps.put("wheels", None)
@@ -134,9 +132,8 @@ def _prepare_wheels(env: Environment) -> None:
     paths = [str(wheels[package].path) for package in PACKAGES]
     install = [*pip, "--no-deps", "--force-reinstall", *paths]
     run_logged(f"installing the three wheels into {_name(env)}", install, _log(env), variables)
-    if env.extras:
-        paths[-1] += f"[{','.join(env.extras)}]"
-    what = f"installing PyTorch and what else they need into {_name(env)}"
+    paths[-1] += "[demo]"
+    what = f"installing PyTorch and what else is missing into {_name(env)}"
     run_logged(what, [*pip, *paths], _log(env), variables, NETWORK)
     stamps.put("wheels", wanted)
 

@@ -112,7 +112,7 @@ def test_folder_that_is_not_ours_is_left_alone(monkeypatch: pytest.MonkeyPatch, 
     import environments
 
     monkeypatch.setattr(environments, "CACHE", tmp_path / "cache")
-    theirs = environments.Environment(tmp_path / "venv", groups=(), extras=())
+    theirs = environments.Environment(tmp_path / "venv", groups=())
     theirs.path.mkdir()
     (theirs.path / "precious").touch()
     with pytest.raises(console.Failure, match="was not made by tools/dev.py. Move it away"):
@@ -131,7 +131,7 @@ def test_failed_step_shows_the_end_of_its_output(tmp_path: Path) -> None:
 def test_command_runs_inside_the_environment_and_its_status_is_kept() -> None:
     import environments
 
-    here = environments.Environment(Path(sys.prefix), groups=(), extras=())
+    here = environments.Environment(Path(sys.prefix), groups=())
     code = "import sys; sys.exit(7 if sys.prefix == sys.argv[1] else 1)"
     assert environments.run_in(here, ["python", "-c", code, sys.prefix]) == 7
 
