@@ -11,8 +11,8 @@ The bound, per output, on ||x - reference|| / ||reference||:
 * float32: 2 * max(peer, rounding) + 1e-6, because at that size the order of a sum is half of the error.
 * In every case also the ceiling of the public cases (TOL): 1e-2 (bf16), 2e-3 (fp16), 2e-5 (float32, ours) in
   relative L2, and no element further off than 3 % of the largest |reference|.
-* Where the reference is zero (but for float64's own rounding), |x| <= 1e-5 * scale * max|dP| * max|operand|
-  (oracle.zero_bound); tests that know a zero to be exact say so themselves.
+* Where the reference is zero, but for the rounding of attn_out and lse, |x| <= 1e-5 * scale * max|dP| *
+  max|operand| (oracle.zero_bound); tests that know a zero to be exact say so themselves.
 * lse (always float32): |x - reference| <= 2e-6 * (1 + scale * max|q row| * max|k row|), and -inf at the same
   places.
 * Gradients that include one through lse have no peer (SDPA's kernel takes none): only the ceiling holds
@@ -51,7 +51,7 @@ def remembered(function: Callable[..., Any], call: Call, *tensors: Tensor | None
     digest = hashlib.blake2b(f"{function.__name__} {call}".encode())
     for x in tensors:
         digest.update(b"none" if x is None else f"{x.dtype} {tuple(x.shape)}".encode())
-        if x is not None:
+        if x is not None and x.numel() > 0:
             digest.update(x.detach().contiguous().view(torch.uint8).numpy().data)
     key = digest.digest()
     if key not in _remembered:
@@ -214,7 +214,7 @@ def assert_close(
     if got.size == 0:
         return
     largest = np.abs(reference).max()
-    if largest <= 1e-6 * zero:  # zero, but for the rounding of float64 itself
+    if largest <= 0.1 * zero:  # zero, but for the rounding of attn_out and lse
         assert np.abs(got).max() <= zero, (
             f"{name}: reference is zero, got {np.abs(got).max():.3e}, allowed {zero:.3e}"
         )

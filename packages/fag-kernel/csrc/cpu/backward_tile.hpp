@@ -7,6 +7,8 @@
 /// operands of operands.hpp. Packed per life time: a RowTile per head, a KeyTile per key column, P and dS per tile.
 #pragma once
 
+#include <array>
+
 #include "mask.hpp"
 #include "operands.hpp"
 
@@ -27,6 +29,9 @@ struct RowTile {
     Rows dout_rows;
 };
 
+/// Which panels of a key column hold a sum, by the panel's first key / kAlign.
+using StartedPanels = std::array<bool, kTile / kAlign>;
+
 /// Key-side operands of one key column, and its gradients until they are complete.
 struct KeyTile {
     Word* k_cols = nullptr;    ///< K^T: B of S
@@ -34,7 +39,7 @@ struct KeyTile {
     Word* k_reduced = nullptr; ///< K: B of dQ
     float* dk_t = nullptr;     ///< dK^T, panels of keys: [d][panel]
     float* dv_t = nullptr;
-    bool panel_started[kTile / kAlign] = {};
+    StartedPanels panel_started{};
     int num_keys = 0;
     bool k_is_finite = true;
     Rows k_rows;

@@ -58,12 +58,16 @@ void BackwardWorker::run_heads_for_all_columns(const BackwardSpan& span, const K
     if (column_sums_ == nullptr) {
         column_sums_ = arena_.take<float>(ceil_div(job_.longest_kv, job_.tile.keys) * column_floats);
     }
+    column_started_.resize(static_cast<std::size_t>(span.col_end - span.col_begin));
     for (std::int64_t g = 0; g < g_end; ++g) {
         for (std::int64_t column = span.col_begin; column < span.col_end; ++column) {
             float* sums = column_sums_ + column * column_floats;
             if (!open_column(head, column, sums, sums + dk_floats)) continue;
-            if (g > 0) std::fill(std::begin(keys_.panel_started), std::end(keys_.panel_started), true);
+            // Not all panels: one that no row sees holds no sum.
+            StartedPanels& started = column_started_[static_cast<std::size_t>(column - span.col_begin)];
+            if (g > 0) keys_.panel_started = started;
             run_rows(span, head, column, g);
+            started = keys_.panel_started;
             if (g + 1 == g_end) store_column(head, column);
         }
     }
@@ -74,7 +78,7 @@ bool BackwardWorker::open_column(const KeyHead& head, std::int64_t column, float
     if (head.band.rows_of_keys(key, key_end).empty()) return false;
     keys_.dk_t = dk_t;
     keys_.dv_t = dv_t;
-    std::fill(std::begin(keys_.panel_started), std::end(keys_.panel_started), false);
+    keys_.panel_started.fill(false);
     if (packed_b_ == head.b && packed_n2_ == head.n2 && packed_column_ == column) return true;
     keys_.num_keys = static_cast<int>(key_end - key);
     keys_.k_rows = {head.k.row(key), head.k.stride_bytes};

@@ -53,6 +53,7 @@ private:
     float* own_dq_ = nullptr;       ///< of heads that no other thread works on
     std::int64_t own_dq_tiles_ = 0;
     float* column_sums_ = nullptr;  ///< dK and dV of all columns of a head
+    std::vector<StartedPanels> column_started_;
     std::int64_t packed_b_ = -1;
     std::int64_t packed_n2_ = -1;
     std::int64_t packed_column_ = -1;
