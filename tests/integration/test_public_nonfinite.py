@@ -132,8 +132,9 @@ def test_pc02_refuses_tokens_behind_the_last_sequence(api: Api, layout: str, sid
 @pytest.mark.parametrize(("s1", "s2"), [(64, 64), (192, 192), (704, 704), (1, 128), (128, 1), (33, 97)])
 def test_pc05_very_negative_scores_stay_finite(layout: str, s1: int, s2: int, mode: int) -> None:
     """Column 0 of dq is scale * -960 * rowsum(dS), and rowsum(dS) is 0 but for the rounding of attn_out: it
-    hangs on the last bit of every dS, which section 2 of the contract rounds to bfloat16 for the product.
-    There the bound is 1.2 x the error of PyTorch's kernel; everything else is within the case's tolerance.
+    hangs on the last bits of every dS. PyTorch's kernel is wrong there by 70 to 100 %, ours by about 1 %:
+    scores of -960 summed in float32 (ulp 6e-5) allow no less in a single row. Hence 2 % for dq as a whole;
+    everything else is within the case's tolerance.
     """
     call = harness.uniform(layout, 1, s1, s2, mask_mode=mode)
     base = harness.random_inputs(call, 1, s1, s2, 1, 1, 64)
@@ -160,8 +161,9 @@ def test_pc05_very_negative_scores_stay_finite(layout: str, s1: int, s2: int, mo
         if s2 == 1:
             assert got.dq.abs().max() <= zero
             continue
-        ours, theirs = (oracle.relative_error(harness.to_float64(x), reference.dq) for x in (got.dq, peer[0]))
-        assert ours <= 1.2 * theirs
+        assert oracle.relative_error(harness.to_float64(got.dq), reference.dq) <= 0.02
+        worst = np.abs(harness.to_float64(got.dq) - reference.dq).max()
+        assert worst <= 0.03 * np.abs(reference.dq).max()
 
 
 # ---- PC-15: NaN behind the end of the keys and behind the mask -------------------------------------------

@@ -66,6 +66,10 @@ TileBuffers take_tile_buffers(Arena& arena, const TileShape& shape) {
     buffers.p = arena.take<Word>(panel / shape.products.packing);
     buffers.ds = arena.take<Word>(panel / shape.products.packing);
     buffers.ds_rows = arena.take<Word>(shape.tile_rows * shape.words_along_keys());
+    if (shape.products.share_residual != nullptr) {
+        buffers.residual = arena.take<float>(shape.tile_rows + 1);
+        buffers.dq_start = arena.take<float>(shape.tile_rows * shape.d.padded_cols);
+    }
     buffers.first = arena.take<std::int32_t>(shape.tile_rows);
     buffers.last = arena.take<std::int32_t>(shape.tile_rows);
     return buffers;
@@ -87,6 +91,7 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
                  const TileBuffers& buffers) {
     const Products& ops = shape.products;
     const int padded_keys = keys.padded_keys();
+    if (buffers.residual != nullptr) std::fill(buffers.residual, buffers.residual + rows.num_rows + 1, 0.0f);
     for (int key = 0; key < padded_keys; key += ops.panel) {
         const int width = std::min(ops.panel, padded_keys - key);
         const RowSpan seen = rows_seeing(visible, rows.num_rows, key, key + width);
@@ -104,7 +109,8 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
                   keys.v_cols + static_cast<std::int64_t>(key) * shape.dv.row_words, buffers.dp, width, num_rows,
                   width, shape.dv.words, Merge::replace});
         ops.softmax_grad({buffers.s, buffers.dp, rows.num_rows, row_begin, row_end, key, width, visible, rows.lse,
-                          rows.shift, shape.scale, buffers.p, buffers.ds, buffers.ds_rows, shape.words_along_keys()});
+                          rows.shift, shape.scale, buffers.p, buffers.ds, buffers.ds_rows, shape.words_along_keys(),
+                          buffers.residual});
         zero_ds_rows(shape, buffers, 0, row_begin, key, width);
         zero_ds_rows(shape, buffers, std::min(row_end, rows.num_rows), rows.num_rows, key, width);
 
@@ -132,7 +138,13 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
 
 void add_to_queries(const TileShape& shape, const RowTile& rows, const KeyTile& keys, const Visible& visible,
                     const TileBuffers& buffers, float* dq, Merge merge) {
-    add_reduced_keys(shape, {buffers.ds_rows, rows.num_rows, keys.num_keys, visible}, keys.k_reduced, shape.d, dq, merge);
+    const Products& ops = shape.products;
+    if (ops.share_residual != nullptr) {
+        ops.share_residual({buffers.residual, rows.num_rows, keys.num_keys, visible, keys.k_reduced,
+                            shape.words_along_keys(), ops.panel, buffers.dq_start, shape.d.padded_cols});
+    }
+    add_reduced_keys(shape, {buffers.ds_rows, rows.num_rows, keys.num_keys, visible}, keys.k_reduced, shape.d, dq, merge,
+                     buffers.dq_start);
     if (!keys.k_is_finite) {
         add_not_finite_keys(shape, rows.num_rows, keys.k_rows, keys.num_keys, shape.d, visible, buffers.ds_rows, dq);
     }

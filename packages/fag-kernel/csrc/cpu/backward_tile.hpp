@@ -54,6 +54,8 @@ struct TileBuffers {
     Word* p = nullptr;
     Word* ds = nullptr;
     Word* ds_rows = nullptr;
+    float* residual = nullptr;  ///< of each row: what rounding took away from the sum of its dS
+    float* dq_start = nullptr;  ///< that, spread over the keys: see ResidualShare
     std::int32_t* first = nullptr;
     std::int32_t* last = nullptr;
 };

@@ -24,6 +24,10 @@ static inline __m512i interleave_halves(__m512i low_high) {
 /// Rounds two rows to bfloat16: `low` in the lower half.
 static inline __m512i round_rows(Vec::F low, Vec::F high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
+static inline Vec::F widen(__m256i bf16) {
+    return (Vec::F)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
+}
+
 /// Two rows at a time, as the words of P and dS hold them. The partner of an odd last row sees nothing.
 template <bool all>
 static inline void softmax_grad_pair(const SoftmaxGrad& args, const BinaryExp& exp, int row) {
@@ -33,6 +37,7 @@ static inline void softmax_grad_pair(const SoftmaxGrad& args, const BinaryExp& e
     const SeenColumns seen1 = seen_columns(args.visible, row + 1, args.rows, args.key_begin, args.n);
     const std::int64_t panel_row = static_cast<std::int64_t>(row / 2) * args.n;
     auto* ds_row = reinterpret_cast<char*>(args.ds_rows + row * args.ld_ds_rows) + 2 * args.key_begin;
+    Vec::F residual0 = Vec::zero(), residual1 = Vec::zero();
     for (int j = 0; j < args.n; j += Vec::lanes) {
         __m512i p = _mm512_setzero_si512(), ds = _mm512_setzero_si512();
         if (all || seen0.contains(j) || seen1.contains(j)) {
@@ -40,6 +45,8 @@ static inline void softmax_grad_pair(const SoftmaxGrad& args, const BinaryExp& e
             const Gradient g1 = gradient<all>(args, exp, row + 1, j, minus_lse1, shift1, seen1);
             p = round_rows(g0.p, g1.p);
             ds = round_rows(g0.ds, g1.ds);
+            residual0 = residual0 + (g0.ds - widen(_mm512_castsi512_si256(ds)));
+            residual1 = residual1 + (g1.ds - widen(_mm512_extracti64x4_epi64(ds, 1)));
         }
         _mm512_storeu_si512(args.p + panel_row + j, interleave_halves(p));
         _mm512_storeu_si512(args.ds + panel_row + j, interleave_halves(ds));
@@ -47,6 +54,8 @@ static inline void softmax_grad_pair(const SoftmaxGrad& args, const BinaryExp& e
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(ds_row + 4 * args.ld_ds_rows + 2 * j),
                             _mm512_extracti64x4_epi64(ds, 1));
     }
+    args.residual[row] += Vec::sum(residual0);
+    args.residual[row + 1] += Vec::sum(residual1);
 }
 
 static void softmax_grad_bf16x2(const SoftmaxGrad& args) {
@@ -56,6 +65,29 @@ static void softmax_grad_bf16x2(const SoftmaxGrad& args) {
             softmax_grad_pair<true>(args, exp, row);
         } else {
             softmax_grad_pair<false>(args, exp, row);
+        }
+    }
+}
+
+/// Sixteen columns at a time, with the running sum of K over the keys that the rows so far see.
+static void share_residual_bf16x2(const ResidualShare& args) {
+    for (int col = 0; col < args.cols; col += Vec::lanes) {
+        const int panel_begin = col / args.panel * args.panel;
+        const int panel = args.cols - panel_begin < args.panel ? args.cols - panel_begin : args.panel;
+        const Word* k = args.reduced + panel_begin * args.depth + (col - panel_begin);
+        Vec::F sum = Vec::zero();
+        int key = 0;
+        for (int row = 0; row < args.rows; ++row) {
+            const int last = args.visible.all ? args.keys : args.visible.last[row];
+            const bool sees_first = args.visible.all || args.visible.first[row] == 0;
+            for (; key < last; ++key) {
+                const __m512i pair = _mm512_loadu_si512(k + static_cast<std::int64_t>(key / 2) * panel);
+                const __m512i low = _mm512_slli_epi32(pair, 16);
+                const __m512i high = _mm512_andnot_si512(_mm512_set1_epi32(0xffff), pair);
+                sum = sum + (Vec::F)_mm512_castsi512_ps(key % 2 == 0 ? low : high);
+            }
+            const float share = sees_first && last > 0 ? args.residual[row] / static_cast<float>(last) : 0.0f;
+            Vec::store(args.start + static_cast<std::int64_t>(row) * args.cols + col, Vec::set(share) * sum);
         }
     }
 }
@@ -122,6 +154,7 @@ constexpr Products products_bf16x2() {
         .gemm = gemm<DotBf16x2, width, rows>,
         .softmax_grad = softmax_grad_bf16x2,
         .softmax_step = softmax_step<StoreBf16x2, BinaryExp>,
+        .share_residual = share_residual_bf16x2,
         .pack_columns = {nullptr, pack_columns_bf16x2, nullptr},
         .pack_rows = {nullptr, pack_rows_bf16x2, nullptr},
     };

@@ -39,6 +39,13 @@ static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
 #pragma GCC unroll 4
             for (int j = 0; j < width; ++j) sum[i][j] = Vec::load(c + i * args.ldc + j * lanes);
         }
+    } else if (args.start != nullptr) {
+        const float* start = args.start + (c - args.c);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+            for (int j = 0; j < width; ++j) sum[i][j] = Vec::load(start + i * args.ldc + j * lanes);
+        }
     } else {
 #pragma GCC unroll 16
         for (int i = 0; i < rows; ++i) {

@@ -39,6 +39,7 @@ struct Gemm {
     int n;
     int k;
     Merge merge;
+    const float* start = nullptr;  ///< what the sums start from instead of zero, laid out like C; not with continue_
 };
 
 /// Which keys each row of a tile sees: [first[r], last[r]), relative to the tile's first key; both ascend with r.
@@ -66,6 +67,23 @@ struct SoftmaxGrad {
     Word* ds;         ///< likewise
     Word* ds_rows;    ///< [row][key / packing], packed along keys; element (0, 0) of the tile
     std::int64_t ld_ds_rows;
+    float* residual;  ///< [row], added to: what the rounding of the row's dS took away (pairs only)
+};
+
+/// What rounding took away from the sum of a row's dS, spread evenly over the keys that the row sees:
+/// start[row][column] = residual[row] * mean over those keys of K. Whatever the keys have in common then meets the
+/// unrounded sum of dS, which is all but zero, and not the rounding errors of each dS: K = -960 in one column would
+/// multiply them by 960. Rows whose first key is hidden start from zero.
+struct ResidualShare {
+    const float* residual;
+    int rows;
+    int keys;
+    Visible visible;
+    const Word* reduced;  ///< K, panels of columns [key pair][panel]
+    std::int64_t depth;   ///< words along the keys of a panel
+    int panel;
+    float* start;         ///< [row][cols], row distance cols
+    int cols;             ///< a multiple of kAlign
 };
 
 /// One step of the online softmax over a [rows x n] block of scores (n a multiple of kAlign).
@@ -92,6 +110,7 @@ struct Products {
     void (*gemm)(const Gemm&);
     void (*softmax_grad)(const SoftmaxGrad&);
     void (*softmax_step)(const SoftmaxStep&);
+    void (*share_residual)(const ResidualShare&);  ///< null where dS is not rounded
     /// dst[row][column] words along columns (the last word of an odd row gets a zero). False if a value is not finite.
     bool (*pack_columns[kDTypes])(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst,
                                   std::int64_t ld);

@@ -17,6 +17,7 @@ constexpr Products products_f32() {
         .gemm = gemm<DotF32, width, rows>,
         .softmax_grad = softmax_grad_f32,
         .softmax_step = softmax_step<StoreF32, NaturalExp>,
+        .share_residual = nullptr,
         .pack_columns = {pack_f32<DType::f16>, pack_f32<DType::bf16>, pack_f32<DType::f32>},
         .pack_rows = {pack_f32<DType::f16>, pack_f32<DType::bf16>, pack_f32<DType::f32>},
     };

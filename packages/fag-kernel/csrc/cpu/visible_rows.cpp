@@ -20,7 +20,7 @@ RowSpan rows_seeing(const Visible& visible, int num_rows, int key_begin, int key
 }
 
 void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word* reduced, const Layout2D& width,
-                      float* out, Merge merge) {
+                      float* out, Merge merge, const float* start) {
     const Products& ops = shape.products;
     const std::int64_t distance = shape.words_along_keys();
     const Visible& visible = weights.visible;
@@ -33,10 +33,11 @@ void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word
             const int key_end = visible.all ? weights.num_keys : visible.last[row + num_rows - 1];
             const int word_begin = key_begin / ops.packing;
             const int num_words = std::max(0, static_cast<int>(ceil_div(key_end, ops.packing)) - word_begin);
+            const std::int64_t at = static_cast<std::int64_t>(row) * width.padded_cols + col;
             ops.gemm({weights.words + row * distance + word_begin, distance,
                       reduced + col * distance + static_cast<std::int64_t>(word_begin) * panel_width,
-                      out + static_cast<std::int64_t>(row) * width.padded_cols + col, width.padded_cols, num_rows,
-                      panel_width, num_words, merge});
+                      out + at, width.padded_cols, num_rows, panel_width, num_words, merge,
+                      start == nullptr ? nullptr : start + at});
         }
     }
 }

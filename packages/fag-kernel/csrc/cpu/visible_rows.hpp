@@ -23,8 +23,9 @@ struct Weights {
     const Visible& visible;
 };
 
-/// out[row][col] (+)= sum over keys of weights[row][key] * reduced[key][col], B panels as of Packer::reduced_rows.
+/// out[row][col] (+)= sum over keys of weights[row][key] * reduced[key][col], B panels as of Packer::reduced_rows. The
+/// sums start from `start` (laid out like out) unless it is null.
 void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word* reduced, const Layout2D& width,
-                      float* out, Merge merge);
+                      float* out, Merge merge, const float* start = nullptr);
 
 }  // namespace fag::cpu
