@@ -69,7 +69,7 @@ def pack_forward(
         has_merges = bool(np.count_nonzero(places.is_inside_row))
     if has_merges and not _write_pairs(fd, words, blocks, places, num_sections, num_vectors):
         words[:, 6], merges = _find_merges(blocks, places, section, last)
-        _write_merges(fd, merges, num_sections, vector_cores, num_vectors)
+        fd = _merge_rows(merges, num_sections, vector_cores, num_vectors)
     words[last, 3:6] = 0
     words[last, 3] = cuts.section_ends if num_sections > 1 else blocks.num_heads
     words[1:, 0:3] = words[:-1, 3:6]
@@ -109,7 +109,7 @@ def _write_pairs(
 ) -> bool:
     """Writes the merges of the common dense case: every shared row block is full and shared by two cores.
 
-    Then all merge tasks are alike, and this takes a third of the time of _find_merges and _write_merges.
+    Then all merge tasks are alike, and this takes a third of the time of _find_merges and _merge_rows.
     Returns False, and writes nothing, in any other case.
     """
     if num_sections > 1 or blocks.num_entries > 1:
@@ -174,10 +174,8 @@ def _find_merges(
     return slots, _Merges(section, head, row, slots[closing] - num_parts + 1, num_parts, num_rows)
 
 
-def _write_merges(
-    fd: Int32Array, merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int
-) -> None:
-    """Gives every merge task vector cores in proportion to its partial results times rows (step F9)."""
+def _merge_rows(merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int) -> Int32Array:
+    """Returns the FD rows: every merge task has vector cores in proportion to its partial results times rows (step F9)."""
     section, _, _, _, num_parts, num_rows = merges
     load = num_parts * num_rows
     if section is None:
@@ -192,22 +190,28 @@ def _write_merges(
         extra = _limit_pieces(extra, behind, section, num_sections, num_vectors)
         behind = extra.cumsum()
     count = extra + 1
-    task = np.arange(len(load)).repeat(count)
-    piece = np.arange(len(task))
-    where: Int64Array | slice = slice(len(task))
+    # The FD rows are copies of one line per task, and of an idle one behind the tasks of every section.
+    where: Int64Array | slice = slice(len(load))
+    idle = num_sections * vector_cores - int(behind[-1]) - len(load)
+    counts = np.append(count, idle)
     if section is not None:
-        pieces_before = np.bincount(section, count, num_sections).astype(np.int64)
-        pieces_before = pieces_before.cumsum() - pieces_before
-        where = piece + (section * vector_cores - pieces_before[section])[task]
-    piece -= (behind - extra + np.arange(len(load)))[task]
-    per, num_rows = per[task], num_rows[task]
-    words = np.empty((len(task), 6), np.int32)
-    for column, values in enumerate((merges.head, merges.row, merges.first_slot, num_parts)):
-        words[:, column] = values[task]
-    words[:, 4] = begin = piece * per
+        where = np.arange(len(load)) + section
+        idle_lines = np.bincount(section, minlength=num_sections).cumsum() + np.arange(num_sections)
+        counts = np.empty(len(load) + num_sections, np.int64)
+        counts[idle_lines] = vector_cores - np.bincount(section, count, num_sections).astype(np.int64)
+        counts[where] = count
+    lines = np.zeros((len(counts), ROW_WORDS), np.int32)
+    ends = counts.cumsum()
+    for column, values in enumerate(
+        (merges.head, merges.row, merges.first_slot, num_parts, (ends - counts)[where], per)
+    ):
+        lines[where, column] = values
+    fd: Int32Array = lines.repeat(counts, axis=0)
+    fd[:, 4] = (np.arange(len(fd)) - fd[:, 4]) * fd[:, 5]
     # The last piece holds what remains: less than the others, or more where no more vector cores were free.
-    words[:, 5] = np.where(piece < extra[task], per, num_rows - begin)
-    fd[where, :6] = words
+    last = ends[where] - 1
+    fd[last, 5] = num_rows - fd[last, 4]
+    return fd
 
 
 def _limit_pieces(

@@ -136,13 +136,13 @@ def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts
     used = np.minimum(total, num_cores)
     heads = np.zeros_like(stop)
     heads[1:] = section_ends[:-1]
+    # With merging the worst core always gets the mean rounded up.
+    heaviest = -(-total // np.maximum(used, 1)) + _MIN_MERGE_GAIN_BLOCKS
     one_by_one = blocks.num_entries == 1 or len(ends) <= _FEW_SECTIONS
     cut = _cut_rows_one_by_one if one_by_one else _cut_rows_together
-    done, stays, count = cut(blocks, heads, start, stop, used, num_cores)
+    done, stays, count, gains = cut(blocks, heads, start, stop, used, heaviest, num_cores)
     core = np.arange(num_cores)
     is_used = core < count[:, None]
-    worst = np.where(is_used, np.diff(done, axis=1, prepend=start[:, None]), 0).max(axis=1)
-    gains = (worst > 3) & (worst - _MIN_MERGE_GAIN_BLOCKS > -(-total // np.maximum(used, 1)))
     merged = np.flatnonzero(gains)
     if merged.size:
         count[merged] = used[merged]
@@ -160,9 +160,10 @@ def _cut_one_section(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> 
     used = min(num_cores, total)
     if not used:  # one core steps over all heads
         return Cuts(np.array(ends), np.ones(1, np.int64), np.zeros(1, np.int64), None)
-    cuts, stuck, worst = _cut_rows(blocks, 0, 0, total, used)
     # With merging the worst core always gets the mean rounded up.
-    if worst > 3 and worst - _MIN_MERGE_GAIN_BLOCKS > -(-total // used):
+    heaviest = -(-total // used) + _MIN_MERGE_GAIN_BLOCKS
+    cuts, stuck, worst = _cut_rows(blocks, 0, 0, total, used, heaviest)
+    if worst > heaviest:
         left = _left_with_merging(total, used, np.arange(used, -1, -1))
         stays = _stays_with_merging(left, used) if blocks.has_empty_first_rows else None
         return Cuts(np.array(ends), np.array([used]), total - left[1:], stays)
@@ -194,12 +195,13 @@ def _stays_with_merging(left: Int64Array, used: IntLike) -> BoolArray:
 
 
 def _cut_rows(
-    blocks: ForwardBlocks, head: int, begin: int, stop: int, num_used: int
+    blocks: ForwardBlocks, head: int, begin: int, stop: int, num_used: int, heaviest: int
 ) -> tuple[list[int], list[int], int]:
     """Cuts whole rows off one section (step F7 without merging), core by core, since one decides for the
     next.
 
-    A core takes floor(left / cores + 1/3) blocks, but at least the row it stands at.
+    A core takes floor(left / cores + 1/3) blocks, but at least the row it stands at. Ends with the first core
+    that has more than `heaviest` blocks, since the cuts are dropped then.
 
     Returns:
         Blocks of the problem done at the end of every used core; the cores that stay in front of a head whose
@@ -245,6 +247,8 @@ def _cut_rows(
             end = head_begin + behind
         if end - done > worst:
             worst = end - done
+            if worst > heaviest:
+                break
         done = end
         cuts.append(done)
     return cuts, stays, worst
@@ -256,28 +260,36 @@ def _cut_rows_one_by_one(
     start: Int64Array,
     stop: Int64Array,
     used: Int64Array,
+    heaviest: Int64Array,
     num_cores: int,
-) -> tuple[Int64Array, BoolArray, Int64Array]:
-    """The same for several sections, as arrays (sections, num_cores), and the used cores of every section."""
+) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
+    """The same for several sections.
+
+    Returns:
+        Done blocks and whether a core stays, as arrays (sections, num_cores); the used cores of every section;
+        and whether it has a core of more than `heaviest` blocks: then its other results mean nothing.
+    """
     done = np.zeros((len(start), num_cores), np.int64)
     stays = np.zeros(done.shape, np.bool_)
     count = np.ones_like(start)
+    is_heavy = np.zeros(len(start), np.bool_)
     done[:, 0] = stop  # where a section has no blocks, one core steps over its heads
     known: dict[int, tuple[list[int], list[int], int]] = {}
     for idx in np.flatnonzero(used).tolist():
-        begin, num_blocks = int(start[idx]), int(stop[idx] - start[idx])
+        begin, num_blocks, limit = int(start[idx]), int(stop[idx] - start[idx]), int(heaviest[idx])
         # With one entry, sections of as many heads are all alike.
         found = known.get(num_blocks) if blocks.num_entries == 1 else None
         if found is None:
-            found = _cut_rows(blocks, int(heads[idx]), begin, begin + num_blocks, int(used[idx]))
+            found = _cut_rows(blocks, int(heads[idx]), begin, begin + num_blocks, int(used[idx]), limit)
             if blocks.num_entries == 1:
-                found = known[num_blocks] = ([cut - begin for cut in found[0]], found[1], 0)
+                found = known[num_blocks] = ([cut - begin for cut in found[0]], found[1], found[2])
         count[idx] = len(found[0])
+        is_heavy[idx] = found[2] > limit
         done[idx, : len(found[0])] = found[0]
         if blocks.num_entries == 1:
             done[idx, : len(found[0])] += begin
         stays[idx, found[1]] = True
-    return done, stays, count
+    return done, stays, count, is_heavy
 
 
 def _cut_rows_together(
@@ -286,12 +298,14 @@ def _cut_rows_together(
     start: Int64Array,
     stop: Int64Array,
     used: Int64Array,
+    heaviest: Int64Array,
     num_cores: int,
-) -> tuple[Int64Array, BoolArray, Int64Array]:
+) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
     """The same, all sections at once: for the many sections of a long ragged batch."""
     cuts = np.zeros((len(start), num_cores), np.int64)
     stays = np.zeros(cuts.shape, np.bool_)
     count = np.zeros_like(start)
+    is_heavy = np.zeros(len(start), np.bool_)
     rows = blocks.all_rows()
     row_width = np.diff(rows.before, append=rows.before[-1])
     entry = heads // blocks.heads_per_entry
@@ -299,7 +313,7 @@ def _cut_rows_together(
     width = np.where(has_blocks, row_width[np.minimum(rows.begin[entry], len(row_width) - 1)], 0)
     head_begin = np.where(has_blocks, start, -1)
     done = start
-    is_active = np.ones(len(start), np.bool_)
+    active = np.arange(len(start))
     for i in range(num_cores):
         limit = np.maximum(3 * (stop - done) // np.maximum(used - i, 1), 3 * width)
         reach = done + (limit + 1) // 3
@@ -312,12 +326,20 @@ def _cut_rows_together(
         is_stuck = (width == 0) & (3 * (here - done) > limit) & ~is_last
         base = rows.before[first_row]
         row = rows.before.searchsorted(base + inside, "right") - 1
-        done = np.where(is_last, stop, np.where(is_stuck, here, here + rows.before[row] - base))
+        end = np.where(is_last, stop, np.where(is_stuck, here, here + rows.before[row] - base))
         width = np.where(is_stuck, width, row_width[row])
-        cuts[:, i] = done
-        stays[:, i] = is_stuck
-        count += is_active
-        is_active &= ~is_last
-        if not is_active.any():
-            break
-    return cuts, stays, count
+        cuts[active, i] = end
+        stays[active, i] = is_stuck
+        count[active] = i + 1
+        is_over = end - done > heaviest
+        done = end
+        is_ready = is_over | is_last
+        if np.count_nonzero(is_ready):
+            is_heavy[active[is_over]] = True
+            goes_on = np.flatnonzero(~is_ready)
+            if not goes_on.size:
+                break
+            active, stop, used, heaviest, done, width, head_begin = (
+                column[goes_on] for column in (active, stop, used, heaviest, done, width, head_begin)
+            )
+    return cuts, stays, count, is_heavy

@@ -161,7 +161,9 @@ def make_grad_split(
     start[:used], end[:used], batch[:used] = ranges.start, ranges.end, ranges.batch
     vectors = min(2 * used, 2 * slots)
     dq_start, dq_end = _row_ranges(rows[0], vectors, 2 * slots)
-    dkv_start, dkv_end = _row_ranges(rows[1], vectors, 2 * slots)
+    dkv_start, dkv_end = (
+        (dq_start, dq_end) if rows[0] == rows[1] else _row_ranges(rows[1], vectors, 2 * slots)
+    )
     is_tnd = problem.layout is Layout.TND and problem.is_variable
     return GradSplit(
         split_axis=axis,
@@ -243,9 +245,17 @@ def _columns(
     """Finds the query tiles that each key tile column j covers (step G8.1)."""
     key = j * t2
     low = np.maximum(key - right, 0)
-    first = np.where(low > lengths_q, -(-lengths_q // t1), low // t1)
-    high = np.minimum(lengths_q, np.maximum(np.minimum(key + t2, lengths_kv) + left, 0))
-    count = np.maximum(-(-high // t1) - first, 0)
+    first = low // t1
+    rows = -(-lengths_q // t1)
+    is_beyond = low > lengths_q
+    if np.count_nonzero(is_beyond):
+        first = np.where(is_beyond, rows, first)
+    if isinstance(left, int) and isinstance(lengths_q, int) and left >= lengths_q:
+        stop: int | Int64Array = rows  # every column reaches the last query
+    else:
+        high = np.minimum(lengths_q, np.maximum(np.minimum(key + t2, lengths_kv) + left, 0))
+        stop = -(-high // t1)
+    count = np.maximum(stop - first, 0)
     before = np.zeros(len(count) + 1, np.int64)
     np.add.accumulate(count, out=before[1:])
     return Columns(first, before)

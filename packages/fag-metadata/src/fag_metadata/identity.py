@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FIRST_WORD = 8
 _SHIFTS = {bits.name: 32 * (bits.word - FIRST_WORD) + bits.shift for bits in IDENTITY}
+_BATCH_SHIFT = _SHIFTS["b"]
 _MAGIC_SHIFT = 0
 _CRC_SHIFT = 32 * (HEAD_WORDS - 1 - FIRST_WORD)
 FREE_FIELDS = ("route", "split", "is_grad", "cube_slots", "target_id")
@@ -30,6 +31,7 @@ _FREE_MASK = sum(
 )
 PROBLEM_MASK = (1 << 32 * (HEAD_WORDS - FIRST_WORD)) - 1 - _FREE_MASK
 """Bits of words 8..15, taken as one little-endian number, that the problem alone determines."""
+_PROBLEM_SHIFTS = {name: shift for name, shift in _SHIFTS.items() if name not in FREE_FIELDS}
 GRAD_BIT = 1 << _SHIFTS["is_grad"]
 
 _EXACT_BELOW = 0x8000
@@ -41,13 +43,18 @@ class ProblemIdentity(NamedTuple):
 
     Attributes:
         bits: The words as one little-endian number, with the free fields zero.
-        values: Field name -> value before folding.
+        numbers: Values before folding, in the order of IDENTITY.
         crc: The last word.
     """
 
     bits: int
-    values: dict[str, int]
+    numbers: tuple[int, ...]
     crc: int
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Field name -> value before folding."""
+        return dict(zip(_PROBLEM_SHIFTS, self.numbers, strict=True))
 
 
 def fold16(value: int) -> int:
@@ -85,28 +92,15 @@ def problem_identity(problem: AttentionProblem) -> ProblemIdentity:
     for list_ in lists:
         if list_ is not None:
             crc = crc32(list_.raw, crc)
-    values = {
-        "format_version": FORMAT_VERSION,
-        "layout": layout,
-        "mask_mode": int(problem.mask_mode),
-        "has_cu_seqlens_q": present[0],
-        "has_cu_seqlens_kv": present[1],
-        "has_seqused_q": present[2],
-        "has_seqused_kv": present[3],
-        "n1": problem.n1,
-        "n2": problem.n2,
-        "b": problem.b,
-        "d_minus_1": problem.d - 1,
-        "dv_minus_1": problem.dv - 1,
-        "s1": s1,
-        "s2": s2,
-        "win_left": problem.win_left,
-        "win_right": problem.win_right,
-    }
+    n1, n2, b, d, dv, _, _ = sizes
+    numbers = (
+        FORMAT_VERSION, layout, int(problem.mask_mode), *present, n1, n2, b, d - 1, dv - 1, s1, s2, *windows
+    )  # fmt: skip
     bits = MAGIC << _MAGIC_SHIFT | crc << _CRC_SHIFT
-    for name, value in values.items():
-        bits |= (value if name == "b" else fold16(value)) << _SHIFTS[name]
-    return ProblemIdentity(bits, values, crc)
+    for shift, value in zip(_PROBLEM_SHIFTS.values(), numbers, strict=True):
+        # a batch size uses all 16 bits, and needs no folding
+        bits |= (value if 0 <= value < _EXACT_BELOW or shift == _BATCH_SHIFT else fold16(value)) << shift
+    return ProblemIdentity(bits, numbers, crc)
 
 
 def identity_words(

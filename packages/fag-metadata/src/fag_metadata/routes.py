@@ -198,8 +198,11 @@ def select_route(problem: AttentionProblem, target: Target, split: Split | None 
     if split is None:
         split = Split[target.default_split.upper()]
     for row in ROUTES:
-        if row.route is not None and all(
-            condition.test(problem, target, split) for condition in (*row.can, *row.want)
-        ):
+        if row.route is None:
+            continue
+        for condition in row.can + row.want:
+            if not condition.test(problem, target, split):
+                break
+        else:
             return RouteChoice(row.route, problem, target, split)
     raise AssertionError("the last row of ROUTES takes everything")
