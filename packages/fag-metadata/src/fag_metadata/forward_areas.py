@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .forward_blocks import ForwardBlocks, Int64Array
-from .ranges import IntLike, visible_area
+from .ranges import IntLike, pairs_up_to, visible_area
 from .terms import MaskMode
 
 
@@ -56,8 +56,7 @@ class ForwardAreas:
         if blocks.mask_mode == MaskMode.NO_MASK:
             self.head_area = s1 * s2 * blocks.g
         else:
-            first, last = blocks.first_diagonal, blocks.last_diagonal
-            self.head_area = visible_area(0, s1, 0, s2, first, last) * blocks.g
+            self.head_area = self._area(slice(None), 0, s1, 0, s2) * blocks.g
         self.area_before = np.zeros(blocks.num_entries + 1, np.int64)
         np.cumsum(self.head_area * blocks.heads_per_entry, out=self.area_before[1:])
 
@@ -65,6 +64,20 @@ class ForwardAreas:
     def total(self) -> int:
         """Visible pairs of all heads."""
         return int(self.area_before[-1])
+
+    def _area(
+        self,
+        entries: Int64Array | slice,
+        row_start: IntLike,
+        row_stop: IntLike,
+        key_start: IntLike,
+        key_stop: IntLike,
+    ) -> Int64Array:
+        """Visible pairs of rectangles of queries and keys; see ranges.visible_area."""
+        first, last = self.blocks.first_diagonal[entries], self.blocks.last_diagonal[entries]
+        if self.blocks.mask_mode == MaskMode.CAUSAL:
+            return pairs_up_to(last, row_start, row_stop, key_start, key_stop)
+        return visible_area(row_start, row_stop, key_start, key_stop, first, last)
 
     def _rows_before(
         self, entries: Int64Array, rows: Int64Array, key_start: IntLike, key_stop: IntLike
@@ -74,10 +87,9 @@ class ForwardAreas:
         if blocks.mask_mode == MaskMode.NO_MASK:
             result: Int64Array = rows * (key_stop - key_start)
             return result
-        first, last = blocks.first_diagonal[entries], blocks.last_diagonal[entries]
 
         def area(start: IntLike, stop: IntLike) -> Int64Array:
-            return visible_area(start, stop, key_start, key_stop, first, last)
+            return self._area(entries, start, stop, key_start, key_stop)
 
         if blocks.g == 1:
             return area(0, rows)

@@ -19,7 +19,7 @@ from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit
-from .min_max import even_cuts, min_max_cuts
+from .min_max import can_cut, even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .targets import CPU_TARGET, Target
 
@@ -106,35 +106,45 @@ def _cuts(areas: ForwardAreas, cores: int) -> _Cut:
 
 def _split_for_cpu(problem: AttentionProblem, target: Target) -> ForwardSplit:
     """Tall row blocks read keys least often; lower ones are taken where tall ones load the cores unevenly."""
-    best: tuple[int, ForwardAreas, _Cut] | None = None
     cores = target.cube_cores
+    tried = []
     for height in _CPU_BLOCK_ROWS:
         areas = ForwardAreas(ForwardBlocks(problem, BlockSize(height, FWD_STEP_KEYS)))
         if not areas.total:
             return _pack(areas.blocks, None, target)
-        whole = _find(areas, cores, None, _CPU_GOOD_ENOUGH)
-        if best is None or whole.heaviest < best[0]:
-            best = whole.heaviest, areas, whole
-        if whole.heaviest * cores <= _CPU_GOOD_ENOUGH * areas.total:
-            break
-    else:
-        assert best is not None
-        parts = _find(best[1], cores, FWD_UNIT_KEYS // FWD_STEP_KEYS, _CPU_GOOD_ENOUGH)
-        if parts.heaviest <= _CPU_MIN_GAIN * best[0]:
-            best = parts.heaviest, best[1], parts
-    return _pack(best[1].blocks, best[2], target)
+        even = _find_even(areas, cores)
+        if even is not None:
+            return _pack(areas.blocks, even, target)
+        tried.append(areas)
+    found = [(areas, _find(areas, cores, None, _CPU_GOOD_ENOUGH)) for areas in tried]
+    areas, cut = min(found, key=lambda one: one[1].heaviest)
+    parts = _find(areas, cores, FWD_UNIT_KEYS // FWD_STEP_KEYS, _CPU_GOOD_ENOUGH)
+    return _pack(areas.blocks, parts if parts.heaviest <= _CPU_MIN_GAIN * cut.heaviest else cut, target)
+
+
+def _find_even(areas: ForwardAreas, cores: int) -> _Cut | None:
+    """Cuts between row blocks that are even enough for the CPU, or None, mostly without a search."""
+    limit = int(_CPU_GOOD_ENOUGH * areas.total) // cores
+    cut = _nearest(areas, cores, None)
+    if cut.heaviest <= limit:
+        return cut
+    if _count_items(areas, None) > _SEARCH_ITEMS or not can_cut(areas.items(None).area, cores, limit):
+        return None
+    return _search(areas.items(None), cores)
 
 
 def _find(areas: ForwardAreas, cores: int, step: int | None, good_enough: float) -> _Cut:
     """Cuts nearest to equal areas, or searched for where those are not good enough (max/mean)."""
-    num_items = _count_items(areas, step)
-    if num_items > _FLAT_ITEMS:
-        cut = _Cut(*areas.nearest(np.arange(cores) * areas.total // cores, step))
-    else:
-        cut = _at(areas.items(step), even_cuts(areas.items(step).area, cores))
-    if cut.heaviest * cores <= good_enough * areas.total or num_items > _SEARCH_ITEMS:
+    cut = _nearest(areas, cores, step)
+    if cut.heaviest * cores <= good_enough * areas.total or _count_items(areas, step) > _SEARCH_ITEMS:
         return cut
     return _search(areas.items(step), cores)
+
+
+def _nearest(areas: ForwardAreas, cores: int, step: int | None) -> _Cut:
+    if _count_items(areas, step) > _FLAT_ITEMS:
+        return _Cut(*areas.nearest(np.arange(cores) * areas.total // cores, step))
+    return _at(areas.items(step), even_cuts(areas.items(step).area, cores))
 
 
 def _search(items: Items, cores: int) -> _Cut:

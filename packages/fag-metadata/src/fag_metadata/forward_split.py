@@ -266,8 +266,8 @@ def _cut_rows_one_by_one(
     """The same for several sections.
 
     Returns:
-        Done blocks and whether a core stays, as arrays (sections, num_cores); the used cores of every section;
-        and whether it has a core of more than `heaviest` blocks: then its other results mean nothing.
+        Done blocks and whether a core stays, (sections, num_cores) each; used cores of every section; and
+        whether it has a core of more than `heaviest` blocks: then its other results mean nothing.
     """
     done = np.zeros((len(start), num_cores), np.int64)
     stays = np.zeros(done.shape, np.bool_)

@@ -57,6 +57,11 @@ def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
     return _spread(rows, parts, upper)
 
 
+def can_cut(sums: Int64Array, parts: int, limit: int) -> bool:
+    """Whether the heaviest part can be kept within a limit."""
+    return int((sums[1:] - sums[:-1]).max(initial=0)) <= limit and _probe(sums.tolist(), parts, limit)[0]
+
+
 def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
     """Fills parts up to a limit.
 
@@ -65,12 +70,18 @@ def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
     """
     last = len(sums) - 1
     start, heaviest, next_limit = 0, 0, sums[-1]
-    for _ in range(parts):
-        stop = bisect_right(sums, sums[start] + limit, start) - 1
+    for left in range(parts, 0, -1):
+        before = sums[start]
+        if sums[last] - before > limit * left:
+            return False, min(next_limit, -((before - sums[last]) // left))
+        stop = bisect_right(sums, before + limit, start) - 1
         if stop >= last:
-            return True, max(heaviest, sums[last] - sums[start])
-        heaviest = max(heaviest, sums[stop] - sums[start])
-        next_limit = min(next_limit, sums[stop + 1] - sums[start])
+            return True, max(heaviest, sums[last] - before)
+        weight, next_weight = sums[stop] - before, sums[stop + 1] - before
+        if weight > heaviest:
+            heaviest = weight
+        if next_weight < next_limit:
+            next_limit = next_weight
         start = stop
     return False, next_limit
 
@@ -83,13 +94,18 @@ def _spread(sums: Sequence[int], parts: int, limit: int) -> Int64Array:
     for part in range(parts - 1, -1, -1):
         earliest[part] = bisect_left(sums, sums[earliest[part + 1]] - limit)
     cuts = [0]
+    start = 0
     for part in range(1, parts):
-        start = cuts[-1]
-        wanted = sums[start] + (sums[last] - sums[start]) / (parts - part + 1)
+        before = sums[start]
+        wanted = before + (sums[last] - before) / (parts - part + 1)
         stop = bisect_left(sums, wanted, start)
         if stop > start and wanted - sums[stop - 1] < sums[stop] - wanted:
             stop -= 1
-        furthest = bisect_right(sums, sums[start] + limit, start) - 1
-        cuts.append(min(max(stop, earliest[part]), furthest))
+        if stop < earliest[part]:
+            stop = earliest[part]
+        if sums[stop] - before > limit:
+            stop = bisect_right(sums, before + limit, start) - 1
+        cuts.append(stop)
+        start = stop
     cuts.append(last)
     return np.array(cuts, np.int64)
