@@ -175,7 +175,7 @@ def _find_merges(
 
 
 def _merge_rows(merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int) -> Int32Array:
-    """Returns the FD rows: each task gets vector cores in proportion to its partial results times rows (F9)."""
+    """Returns the FD rows: each task gets vector cores in proportion to its partial results times rows."""
     section, _, _, _, num_parts, num_rows = merges
     load = num_parts * num_rows
     if section is None:

@@ -263,11 +263,8 @@ def _cut_rows_one_by_one(
     heaviest: Int64Array,
     num_cores: int,
 ) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
-    """The same for several sections.
-
-    Returns:
-        Done blocks and whether a core stays, (sections, num_cores) each; used cores of every section; and
-        whether it has a core of more than `heaviest` blocks: then its other results mean nothing.
+    """The same for several sections: done and stays, (sections, num_cores) each, the used cores of each, and
+    whether one has more than `heaviest` blocks: then the others mean nothing.
     """
     done = np.zeros((len(start), num_cores), np.int64)
     stays = np.zeros(done.shape, np.bool_)
@@ -305,7 +302,7 @@ def _cut_rows_together(
     cuts = np.zeros((len(start), num_cores), np.int64)
     stays = np.zeros(cuts.shape, np.bool_)
     count = np.zeros_like(start)
-    is_heavy = np.zeros(len(start), np.bool_)
+    worst = np.zeros_like(start)
     rows = blocks.all_rows()
     row_width = np.diff(rows.before, append=rows.before[-1])
     entry = heads // blocks.heads_per_entry
@@ -313,7 +310,7 @@ def _cut_rows_together(
     width = np.where(has_blocks, row_width[np.minimum(rows.begin[entry], len(row_width) - 1)], 0)
     head_begin = np.where(has_blocks, start, -1)
     done = start
-    active = np.arange(len(start))
+    is_active = np.ones(len(start), np.bool_)
     for i in range(num_cores):
         limit = np.maximum(3 * (stop - done) // np.maximum(used - i, 1), 3 * width)
         reach = done + (limit + 1) // 3
@@ -328,18 +325,11 @@ def _cut_rows_together(
         row = rows.before.searchsorted(base + inside, "right") - 1
         end = np.where(is_last, stop, np.where(is_stuck, here, here + rows.before[row] - base))
         width = np.where(is_stuck, width, row_width[row])
-        cuts[active, i] = end
-        stays[active, i] = is_stuck
-        count[active] = i + 1
-        is_over = end - done > heaviest
-        done = end
-        is_ready = is_over | is_last
-        if np.count_nonzero(is_ready):
-            is_heavy[active[is_over]] = True
-            goes_on = np.flatnonzero(~is_ready)
-            if not goes_on.size:
-                break
-            active, stop, used, heaviest, done, width, head_begin = (
-                column[goes_on] for column in (active, stop, used, heaviest, done, width, head_begin)
-            )
-    return cuts, stays, count, is_heavy
+        worst = np.maximum(worst, end - done)
+        cuts[:, i] = done = end
+        stays[:, i] = is_stuck
+        count += is_active
+        is_active &= ~is_last
+        if not is_active.any():
+            break
+    return cuts, stays, count, worst > heaviest

@@ -77,9 +77,6 @@ class AttentionProblem:
     max_seqlen_q: int = -1
     max_seqlen_kv: int = -1
 
-    # ---- equality: all fields; the hash is computed once
-    # -------------------------------------------------------------
-
     @cached_property
     def _key(self) -> tuple[object, ...]:
         return (
@@ -99,9 +96,6 @@ class AttentionProblem:
         if self is other:
             return True
         return isinstance(other, AttentionProblem) and self._hash == other._hash and self._key == other._key
-
-    # ---- derived, computed once
-    # -----------------------------------------------------------------------------------------
 
     @cached_property
     def g(self) -> int:
@@ -174,9 +168,6 @@ class AttentionProblem:
     def given_s2(self) -> int:
         """CANN's attribute max_seqlen_kv: s2, or the bound (-1 = none) where lengths are given."""
         return self.max_seqlen_kv if self.has_lengths_kv else self.s2
-
-    # ---- constructors
-    # ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_metadata_args(
