@@ -43,10 +43,8 @@ class Items(NamedTuple):
 class ForwardAreas:
     """Visible areas of a problem's base blocks.
 
-    Attributes:
-        blocks: The blocks.
-        head_area: Visible pairs of a kv head (all its query heads) of every entry, int64.
-        area_before: Visible pairs in front of every entry, one number more than entries.
+    head_area are those of a kv head (all its query heads) of every entry, area_before those in front of every
+    entry, one number more than entries.
     """
 
     def __init__(self, blocks: ForwardBlocks) -> None:

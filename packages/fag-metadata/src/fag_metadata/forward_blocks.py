@@ -59,13 +59,8 @@ class Positions(NamedTuple):
 class ForwardBlocks:
     """Valid base blocks of a problem, entry by entry.
 
-    Attributes:
-        size: Rows and keys of a block.
-        heads_per_entry: n2, or b * n2 where there is one entry.
-        lengths_q: Query lengths of the entries, int64.
-        lengths_kv: Key lengths of the entries.
-        head_blocks: Valid blocks of a head of every entry.
-        blocks_before: Valid blocks in front of every entry, one number more than entries.
+    heads_per_entry is n2, or b * n2 where there is one entry; head_blocks are the valid blocks of a head of
+    every entry, blocks_before those in front of every entry, one number more than entries.
     """
 
     def __init__(self, problem: AttentionProblem, size: BlockSize) -> None:

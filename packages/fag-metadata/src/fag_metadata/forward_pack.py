@@ -19,12 +19,9 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 class Cuts(NamedTuple):
     """Where the used cores stop, section after section.
 
-    Attributes:
-        section_ends: Head at which every section ends, int64 (sections,).
-        num_used: Used cores of every section, at least 1.
-        done: Blocks of the whole problem done when a used core stops, int64 (sum of num_used,).
-        stays: Whether a core that stops in front of a head does not step over row blocks without blocks. The
-            blocks are the same either way, but CANN writes another place. None = no core does.
+    Head at which every section ends; its used cores, at least 1; blocks of the whole problem done when each
+    of these stops; and whether it stops in front of a head without stepping over row blocks that have no
+    blocks: the same blocks, but another place in CANN's words (None = none does).
     """
 
     section_ends: Int64Array
@@ -69,7 +66,7 @@ def pack_forward(
         has_merges = bool(np.count_nonzero(places.is_inside_row))
     if has_merges and not _write_pairs(fd, words, blocks, places, num_sections, num_vectors):
         words[:, 6], merges = _find_merges(blocks, places, section, last)
-        fd = _merge_rows(merges, num_sections, vector_cores, num_vectors)
+        _write_merges(fd, merges, num_sections, vector_cores, num_vectors)
     words[last, 3:6] = 0
     words[last, 3] = cuts.section_ends if num_sections > 1 else blocks.num_heads
     words[1:, 0:3] = words[:-1, 3:6]
@@ -109,8 +106,7 @@ def _write_pairs(
 ) -> bool:
     """Writes the merges of the common dense case: every shared row block is full and shared by two cores.
 
-    Then all merge tasks are alike, and this takes a third of the time of _find_merges and _merge_rows.
-    Returns False, and writes nothing, in any other case.
+    A third of the time of _find_merges and _write_merges. Returns False, and writes nothing, in other cases.
     """
     if num_sections > 1 or blocks.num_entries > 1:
         return False
@@ -142,8 +138,7 @@ def _find_merges(
 ) -> tuple[Int64Array, _Merges]:
     """Numbers the partial results: one slot for every core that does part of a row block (F7.1, F7.7, F7.8).
 
-    Returns:
-        Slot word of every used core, and the row blocks to merge.
+    Returns the slot word of every used core, and the row blocks to merge.
     """
     head, row, is_inside = places.head, places.row, places.is_inside_row
     # The core behind the last one that stops inside a row block finishes it.
@@ -174,8 +169,10 @@ def _find_merges(
     return slots, _Merges(section, head, row, slots[closing] - num_parts + 1, num_parts, num_rows)
 
 
-def _merge_rows(merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int) -> Int32Array:
-    """Returns the FD rows: each task gets vector cores in proportion to its partial results times rows."""
+def _write_merges(
+    fd: Int32Array, merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int
+) -> None:
+    """Gives every merge task vector cores in proportion to its partial results times rows (step F9)."""
     section, _, _, _, num_parts, num_rows = merges
     load = num_parts * num_rows
     if section is None:
@@ -190,28 +187,22 @@ def _merge_rows(merges: _Merges, num_sections: int, vector_cores: int, num_vecto
         extra = _limit_pieces(extra, behind, section, num_sections, num_vectors)
         behind = extra.cumsum()
     count = extra + 1
-    # The FD rows are copies of one line per task, and of an idle one behind the tasks of every section.
-    where: Int64Array | slice = slice(len(load))
-    idle = num_sections * vector_cores - int(behind[-1]) - len(load)
-    counts = np.append(count, idle)
+    task = np.arange(len(load)).repeat(count)
+    piece = np.arange(len(task))
+    where: Int64Array | slice = slice(len(task))
     if section is not None:
-        where = np.arange(len(load)) + section
-        idle_lines = np.bincount(section, minlength=num_sections).cumsum() + np.arange(num_sections)
-        counts = np.empty(len(load) + num_sections, np.int64)
-        counts[idle_lines] = vector_cores - np.bincount(section, count, num_sections).astype(np.int64)
-        counts[where] = count
-    lines = np.zeros((len(counts), ROW_WORDS), np.int32)
-    ends = counts.cumsum()
-    for column, values in enumerate(
-        (merges.head, merges.row, merges.first_slot, num_parts, (ends - counts)[where], per)
-    ):
-        lines[where, column] = values
-    fd: Int32Array = lines.repeat(counts, axis=0)
-    fd[:, 4] = (np.arange(len(fd)) - fd[:, 4]) * fd[:, 5]
+        pieces_before = np.bincount(section, count, num_sections).astype(np.int64)
+        pieces_before = pieces_before.cumsum() - pieces_before
+        where = piece + (section * vector_cores - pieces_before[section])[task]
+    piece -= (behind - extra + np.arange(len(load)))[task]
+    per, num_rows = per[task], num_rows[task]
+    words = np.empty((len(task), 6), np.int32)
+    for column, values in enumerate((merges.head, merges.row, merges.first_slot, num_parts)):
+        words[:, column] = values[task]
+    words[:, 4] = begin = piece * per
     # The last piece holds what remains: less than the others, or more where no more vector cores were free.
-    last = ends[where] - 1
-    fd[last, 5] = num_rows - fd[last, 4]
-    return fd
+    words[:, 5] = np.where(piece < extra[task], per, num_rows - begin)
+    fd[where, :6] = words
 
 
 def _limit_pieces(

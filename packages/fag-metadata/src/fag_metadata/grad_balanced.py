@@ -2,10 +2,9 @@
 possible.
 
 For most targets a range may begin at any tile. For target "cpu" ranges begin only where the kernels' sums
-start
-afresh anyway: dQ of a query is summed within units of 256 keys, and dK, dV of a key within one query head;
-the sums are then added up in a fixed order. So a kv head stays whole, or each of its query heads is cut on
-its own, between units, and results do not depend on the split.
+start afresh anyway: dQ of a query is summed within units of 256 keys, and dK, dV of a key within one query
+head; the sums are then added up in a fixed order. So a kv head stays whole, or each of its query heads is cut
+on its own, between units, and results do not depend on the split.
 """
 
 from __future__ import annotations
@@ -121,11 +120,7 @@ def _cann_cuts(problem: AttentionProblem, grid: TileGrid, target: Target) -> tup
 
 
 def _nearest_cuts(grid: TileGrid, cores: int) -> tuple[Int64Array, Int64Array]:
-    """Finds the cuts nearest to equal areas in two stages, columns and then tiles, without listing all tiles.
-
-    Returns:
-        Tile numbers (cores + 1,), and the visible area before each.
-    """
+    """Finds the cuts nearest to equal areas, and the area before each: columns first, then their tiles."""
     wanted = np.arange(1, cores, dtype=np.int64) * grid.total_area // cores
     group = np.searchsorted(grid.area_start, wanted, side="right") - 1
     head, rest = np.divmod(wanted - grid.area_start[group], grid.head_area[group])
@@ -266,12 +261,8 @@ def _ragged_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
 
 
 class _Plan(NamedTuple):
-    """How many ranges keep a limit.
-
-    Attributes:
-        ranges: Number of ranges.
-        divided: Groups to divide, and the parts of each of their query heads.
-        runs: Runs of whole kv heads between them: first, end, ranges.
+    """Ranges that keep a limit: their number, groups to divide and the parts of each of their query heads,
+    and runs of whole kv heads between them (first, end, ranges).
     """
 
     ranges: int

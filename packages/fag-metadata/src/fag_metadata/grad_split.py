@@ -27,8 +27,8 @@ _OP = "flash_attn_metadata"
 
 
 class CoreRanges(NamedTuple):
-    """Tile ranges of the cores that have one: used cubes, tiles per core, and (used,) starts, ends, batch
-    entries.
+    """Tile ranges of the cores that have one: used cubes, tiles per core, and (used,) starts, ends, and
+    batch entries (with variable lengths only).
     """
 
     used: int
@@ -158,7 +158,9 @@ def make_grad_split(
     check_int32_count(_OP, "the number of dQ rows", rows[0], B=problem.b, S1=counts.s1, N1=problem.n1)
     check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=problem.b, S2=counts.s2, N2=problem.n2)
     start, end, batch = np.zeros((3, slots), np.int32)
-    start[:used], end[:used], batch[:used] = ranges.start, ranges.end, ranges.batch
+    start[:used], end[:used] = ranges.start, ranges.end
+    if problem.is_variable:
+        batch[:used] = ranges.batch
     vectors = min(2 * used, 2 * slots)
     dq_start, dq_end = _row_ranges(rows[0], vectors, 2 * slots)
     dkv_start, dkv_end = (
@@ -223,7 +225,7 @@ def _split_uniform(n: int, unit: int, cores: int) -> CoreRanges:
     per_core = -(-n // cores)
     used = -(-n // per_core)
     cuts = np.minimum(_counting(used + 1) * per_core, n) * unit
-    return CoreRanges(used, per_core * unit, cuts[:-1], cuts[1:], np.zeros(used, np.int64))
+    return CoreRanges(used, per_core * unit, cuts[:-1], cuts[1:], _NO_TILES)
 
 
 class Columns(NamedTuple):
@@ -280,7 +282,7 @@ def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> Cor
     cuts[:-1] = (head * counts.o2 + column) * counts.o1 + in_column
     cuts[0] = 0
     cuts[used] = heads * counts.o1 * counts.o2
-    return CoreRanges(used, per_core, cuts[:-1], cuts[1:], np.zeros(used, np.int64))
+    return CoreRanges(used, per_core, cuts[:-1], cuts[1:], _NO_TILES)
 
 
 def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:

@@ -165,10 +165,9 @@ def perfect_split_bound(sizes: Int64Array, counts: Int64Array, cores: int) -> in
     """Returns a load that some core reaches however the tiles are dealt out, in whatever order; 0 without
     tiles.
 
-    It is the largest of the mean rounded up (to a sum of tiles, where they have few sizes), the largest tile,
-    and what counting proves. Counting asks for a load L: tiles above L - a need a core without any tile of
-    size a or more, tiles above L / 2 one without each other, and a core holds at most L // a tiles of size a
-    or more. If that needs more cores than there are, L is too small.
+    The largest of the mean rounded up (to a sum of tiles, where they have few sizes), the largest tile, and
+    what counting proves: with load L, tiles above L - a need a core without any tile of size a or more, tiles
+    above L / 2 one without each other, and a core holds at most L // a tiles of size a or more.
 
     Example:
         >>> perfect_split_bound(np.array([3, 2]), np.array([2, 3]), 2)  # two of size 3, three of size 2

@@ -17,12 +17,7 @@ Int64Array = NDArray[np.int64]
 def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
     """Cuts where the running sum is nearest to equal shares.
 
-    Args:
-        sums: Weight before each item and the total, (n + 1,), ascending.
-        parts: Number of parts, at least 1.
-
-    Returns:
-        Item numbers, (parts + 1,), from 0 to n, not descending. No part exceeds a share plus one item.
+    `sums` (n + 1,) ascends from 0 to the total; returned are (parts + 1,) item numbers from 0 to n.
     """
     total = int(sums[-1])
     wanted = np.arange(parts + 1, dtype=np.int64) * total / parts
@@ -65,8 +60,7 @@ def can_cut(sums: Int64Array, parts: int, limit: int) -> bool:
 def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
     """Fills parts up to a limit.
 
-    Returns:
-        (True, heaviest part) if that suffices, else (False, next larger limit that changes anything).
+    Returns (True, heaviest part) if that suffices, else (False, next larger limit that changes anything).
     """
     last = len(sums) - 1
     start, heaviest, next_limit = 0, 0, sums[-1]

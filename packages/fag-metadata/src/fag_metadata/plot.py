@@ -29,14 +29,11 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MASKED, GAP = -1, -2
-"""Values of a map beside core numbers: a tile that no query sees, and the space between heads."""
 
 _MOST_HEADS = 48
 _MOST_TILES = 1 << 20
-_PANEL = (7.4, 3.7)
-"""Width and height of the maps' panel in inches, for which the heads are arranged."""
-_FLATTEST = 0.12
-"""Height over width, or width over height, that the map of a head has at least."""
+_PANEL = (7.4, 3.7)  # inches of the maps
+_FLATTEST = 0.12  # least ratio of the sides of a head
 _GOLDEN = 0.381966
 """Hue step: neighbours in core order, which are neighbours in the map, get very different hues."""
 
@@ -191,11 +188,8 @@ def core_colours(cores: int) -> npt.NDArray[np.float64]:
 
 
 def arrange(heads: list[HeadMap], aspect: float) -> tuple[Int64Array, list[tuple[int, int]]]:
-    """Puts the heads' maps side by side, as large as the panel allows; `aspect` is height over width of a
-    tile.
-
-    Returns:
-        One large map with GAP between heads, and their first (row, column).
+    """Puts the maps side by side, as large as the panel allows: one map with GAP between heads, and the first
+    (row, column) of each. `aspect` is height over width of a tile.
     """
     shapes = [head.owner.shape for head in heads]
     widest, total = max(width for _, width in shapes), sum(width + 1 for _, width in shapes)

@@ -24,10 +24,7 @@ Int64Array = NDArray[np.int64]
 class VisibleTiles(NamedTuple):
     """Tiles with at least one visible pair, in tile order, one entry per tile of one head of each group.
 
-    Attributes:
-        group: Group of each tile, (n,).
-        tile: Tile number inside the head, (n,).
-        area: Visible (query, key) pairs, (n,), all positive.
+    Group, tile number inside the head, and visible (query, key) pairs of each, (n,).
     """
 
     group: Int64Array
@@ -38,21 +35,13 @@ class VisibleTiles(NamedTuple):
 class TileGrid:
     """All backward tiles of a problem, as groups of equal heads: one per batch entry, or one of all.
 
-    Attributes, of each group unless said otherwise: len_q, len_kv, heads (query heads), first and last
-        (visible
-    diagonals), rows and cols (tiles along q and kv), head_area (visible pairs of a head); tile_start and
-    area_start (tiles and visible pairs before each group, and the total).
+    Attributes of each group: len_q, len_kv, heads (query heads), first and last (visible diagonals), rows and
+    cols (tiles along q and kv), head_area (visible pairs of a head); tile_start and area_start (tiles and
+    visible pairs before each group, and the total).
     """
 
     def __init__(self, problem: AttentionProblem, o1: int | None = None, o2: int | None = None) -> None:
-        """Counts the tiles.
-
-        Args:
-            problem: What is computed.
-            o1: Tiles along q that every head is numbered with, if entries do not have their own rectangle;
-                None = those of the real length.
-            o2: The same along kv.
-        """
+        """Counts the tiles; o1, o2 are those that every head is numbered with, None = of the real length."""
         if problem.is_variable:
             self.len_q, self.len_kv = problem.lengths_q, problem.lengths_kv
             self.heads = np.full(problem.b, problem.n1, np.int64)
