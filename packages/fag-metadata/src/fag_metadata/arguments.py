@@ -19,6 +19,7 @@ Int64Array = NDArray[np.int64]
 Lists = tuple["Lengths | None", "Lengths | None", "Lengths | None", "Lengths | None"]
 
 MAX_BATCH = 65535
+MAX_PAIRS = 2**53
 MAX_HEAD_DIM = 256
 FLOAT32_MAX = 3.4028234663852886e38
 INPUT_DTYPES = ("float16", "bfloat16", "float32")
@@ -166,6 +167,13 @@ def check_int32_count(op: str, name: str, count: int, **related: int) -> None:
     """Checks that a number which the metadata tensor holds as int32 fits."""
     if count > INT32_MAX:
         raise problem_error(op, name, f"must be at most {INT32_MAX}", count, remedy="", **related)
+
+
+def check_pairs(op: str, name: str, n1: int, t1: int, s2: int) -> None:
+    """Checks that areas (query-key pairs of all heads) times cores fit int64 and are exact in float64."""
+    if n1 * t1 * s2 > MAX_PAIRS:
+        need = "must keep N1 * query tokens * longest key sequence at most 2^53"
+        raise problem_error(op, name, need, n1 * t1 * s2, N1=n1, tokens=t1, longest=s2)
 
 
 def check_dtype(op: str, name: str, spec: TensorSpec, expected: str, reference: str = "") -> None:

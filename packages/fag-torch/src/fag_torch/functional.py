@@ -99,12 +99,12 @@ def flash_attn_metadata(
         op, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv
     )
     sizes: dict[str, Any] = {
-        "batch_size": _int(op, "batch_size", batch_size),
-        "max_seqlen_q": _int(op, "max_seqlen_q", max_seqlen_q),
-        "max_seqlen_kv": _int(op, "max_seqlen_kv", max_seqlen_kv),
+        "batch_size": _optional_int(op, "batch_size", batch_size),
+        "max_seqlen_q": _optional_int(op, "max_seqlen_q", max_seqlen_q),
+        "max_seqlen_kv": _optional_int(op, "max_seqlen_kv", max_seqlen_kv),
         "mask_mode": None if mask_mode is None else _mask_mode(op, mask_mode),
-        "win_left": _int(op, "win_left", win_left),
-        "win_right": _int(op, "win_right", win_right),
+        "win_left": _optional_int(op, "win_left", win_left),
+        "win_right": _optional_int(op, "win_right", win_right),
         "layout_q": None if layout_q is None else _layout(op, "layout_q", layout_q),
         "layout_kv": None if layout_kv is None else _layout(op, "layout_kv", layout_kv),
         "layout_out": None if layout_out is None else _layout(op, "layout_out", layout_out),
@@ -445,9 +445,13 @@ def _check_tensors(op: str, required: dict[str, Any] | None = None, **optional: 
 
 def _int(op: str, name: str, value: Any) -> Any:
     """An int for the schema, which would turn a tensor into one by itself (and wait for its device)."""
-    if type(value) is int or value is None or isinstance(value, torch.SymInt):
+    if (type(value) is int and -_INT64 <= value < _INT64) or isinstance(value, torch.SymInt):
         return value
     return parse_int(op, name, value, -_INT64, _INT64 - 1)
+
+
+def _optional_int(op: str, name: str, value: Any) -> Any:
+    return None if value is None else _int(op, name, value)
 
 
 def _mask_mode(op: str, value: Any) -> int:
