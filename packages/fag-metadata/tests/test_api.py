@@ -141,3 +141,17 @@ def test_every_public_name_exists_and_is_documented() -> None:
 def test_examples_in_docstrings_run(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"fag_metadata.{module}"), verbose=False)
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("split", ["cann", "balanced"])
+@pytest.mark.parametrize("target", ["cpu", "Ascend950PR_9589"])
+def test_areas_stay_inside_int64(target: str, split: str) -> None:
+    sizes = {"batch_size": 1, "max_seqlen_kv": 2**27, "target": target, "split": split}
+    words = flash_attn_metadata(1, 1, 64, max_seqlen_q=2**26, **sizes)
+    rows = words[16 : 16 + 16 * words[0] * words[4]].reshape(-1, 16)
+    ends = rows[rows.any(axis=1), 3:6]
+    assert ends[-1].tolist() == [1, 0, 0]
+    with pytest.raises(
+        InvalidProblemError, match=r"max_seqlen_q must keep N1 .* at most 2\^53"
+    ):
+        flash_attn_metadata(2, 2, 64, max_seqlen_q=2**26, **sizes)

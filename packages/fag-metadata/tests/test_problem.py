@@ -479,20 +479,3 @@ def test_lengths_from_a_tensor_like_object() -> None:
             return i32(0, 5, 12)
 
     assert tnd_tensors(cu_seqlens_q=HostTensor()).b == 2
-
-
-def test_number_of_pairs_is_limited() -> None:
-    sizes = {"max_seqlen_q": 2**26, "max_seqlen_kv": 2**27}
-    assert AttentionProblem.from_metadata_args(1, 1, 64, batch_size=1, **sizes).s2 == 2**27
-    refuses(
-        lambda: AttentionProblem.from_metadata_args(2, 2, 64, batch_size=1, **sizes),
-        InvalidProblemError,
-        "max_seqlen_q must keep N1 * query tokens * longest key sequence at most 2^53",
-    )
-    wide = TensorSpec((1, 2**26, 2, 64), "float16")
-    keys = TensorSpec((1, 2**27, 2, 64), "float16")
-    refuses(
-        lambda: AttentionProblem.from_tensors(OP, q=wide, k=keys, v=keys),
-        InvalidProblemError,
-        "q must keep N1 * query tokens * longest key sequence at most 2^53",
-    )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from .arguments import check_pairs
 from .errors import problem_error
 from .identity import identity_words
 from .layout import Int32Array, Split, cube_slots, pack
@@ -206,6 +207,7 @@ def _make_metadata(
 ) -> Int32Array:
     if split is None:
         split = _SPLITS[target.default_split]
+    check_pairs(_OP, problem.n1, problem.t1, problem.s2)
     select_route, split_forward, split_backward = _stages(split)
     forward = split_forward(problem, target)
     grad = split_backward(problem, target) if is_grad else None

@@ -169,11 +169,11 @@ def check_int32_count(op: str, name: str, count: int, **related: int) -> None:
         raise problem_error(op, name, f"must be at most {INT32_MAX}", count, remedy="", **related)
 
 
-def check_pairs(op: str, name: str, n1: int, t1: int, s2: int) -> None:
+def check_pairs(op: str, n1: int, t1: int, s2: int) -> None:
     """Checks that areas (query-key pairs of all heads) times cores fit int64 and are exact in float64."""
     if n1 * t1 * s2 > MAX_PAIRS:
         need = "must keep N1 * query tokens * longest key sequence at most 2^53"
-        raise problem_error(op, name, need, n1 * t1 * s2, N1=n1, tokens=t1, longest=s2)
+        raise problem_error(op, "max_seqlen_q", need, n1 * t1 * s2, N1=n1, tokens=t1, longest=s2)
 
 
 def check_dtype(op: str, name: str, spec: TensorSpec, expected: str, reference: str = "") -> None:

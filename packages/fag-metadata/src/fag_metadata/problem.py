@@ -258,7 +258,6 @@ class AttentionProblem:
             slot = longest if s_given == -1 or layout is Layout.TND else s_given
             sides.append((slot, b * slot if cu is None else int(cu.values[-1]), s_given))
         (s1, t1, max_q), (s2, t2, max_kv) = sides
-        rules.check_pairs(op, "max_seqlen_q", n1, t1, s2)
         return cls(layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, max_q, max_kv)
 
     @classmethod
@@ -375,7 +374,6 @@ class AttentionProblem:
         if sinks is not None:
             rules.check_dtype(op, "sinks", sinks, "float32")
             rules.check_shape(op, "sinks", sinks, (n1,), "(N1,)")
-        rules.check_pairs(op, "q", n1, t1, s2)
         return cls(
             layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, bounds[0][0], bounds[1][0]
         )
