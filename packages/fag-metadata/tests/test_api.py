@@ -151,7 +151,5 @@ def test_areas_stay_inside_int64(target: str, split: str) -> None:
     rows = words[16 : 16 + 16 * words[0] * words[4]].reshape(-1, 16)
     ends = rows[rows.any(axis=1), 3:6]
     assert ends[-1].tolist() == [1, 0, 0]
-    with pytest.raises(
-        InvalidProblemError, match=r"max_seqlen_q must keep N1 .* at most 2\^53"
-    ):
+    with pytest.raises(InvalidProblemError, match=r"max_seqlen_q must keep N1 .* at most 2\^53"):
         flash_attn_metadata(2, 2, 64, max_seqlen_q=2**26, **sizes)
