@@ -1,0 +1,41 @@
+"""What all NPU tests share: the stand-in of the CANN runtime, clean before each test and questioned after it.
+
+tools/npu.py starts them (tox's environment `npu`): the libraries must be on the loader's path before Python starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "npu_runtime"))
+
+from stub import Stub, load
+
+#: Each task on a stream waits that long before it runs, so that a missing synchronisation shows.
+LATENCY_US = 200
+
+
+@pytest.fixture(autouse=True)
+def stub(request: pytest.FixtureRequest) -> Iterator[Stub]:
+    """The stand-in. A test ends with no misuse seen, unless it is marked `misuses_runtime`, and leaks nothing."""
+    runtime = load()
+    runtime.clear_failures()
+    runtime.clear_calls()
+    runtime.set_latency(LATENCY_US)
+    before = runtime.live()
+    yield runtime
+    runtime.clear_failures()
+    runtime.set_soc_name("Ascend950PR_9589")
+    runtime.set_device_count(2)
+    runtime.set_latency(0)
+    runtime.wait()
+    violations, after = runtime.violations(), runtime.live()
+    runtime.clear_violations()
+    if request.node.get_closest_marker("misuses_runtime") is None:
+        assert violations == []
+    for kind in ("tensors", "executors"):
+        assert after[kind] == before[kind], f"{kind} leaked"
