@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from .ranges import band
-from .terms import MaskMode
+from .ranges import IntLike, band
+from .terms import Layout, MaskMode
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
-_FEW_ROWS = 1 << 14
+_FEW_ROWS = 1 << 16
+_FEW_ROWS_PER_ENTRY = 4
 _ZERO = np.zeros(1, np.int64)
 
 
@@ -78,19 +79,20 @@ class ForwardBlocks:
         self.heads_per_entry = self.num_heads if self.num_entries == 1 else problem.n2
         self.lengths_q = lengths_q
         self.lengths_kv = lengths_kv
-        self.mask_mode = int(problem.mask_mode)
-        self.is_bnsd = problem.layout.value == "BNSD" and self.g > 1
+        self.mask_mode = problem.mask_mode
+        self.is_bnsd = self.g > 1 and problem.layout is Layout.BNSD
         self._windows = (problem.win_left, problem.win_right)
         self._all_rows: RowBlocks | None = None
         self._rows_before: dict[int, Sequence[int]] = {}
-        self.head_blocks = self._count_head_blocks()
-        self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
-        np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
-
-    @property
-    def num_blocks(self) -> int:
-        """Valid blocks of all heads."""
-        return int(self.blocks_before[-1])
+        if self.num_entries == 1:
+            self.head_blocks = self.all_rows().before[-1:]
+            self.num_blocks = int(self.head_blocks[0]) * self.heads_per_entry
+            self.blocks_before = np.array((0, self.num_blocks))
+        else:
+            self.head_blocks = self._count_head_blocks()
+            self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
+            np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
+            self.num_blocks = int(self.blocks_before[-1])
 
     @cached_property
     def _band(self) -> tuple[Int64Array, Int64Array]:
@@ -106,10 +108,14 @@ class ForwardBlocks:
         """Highest visible diagonal of the entries, see ranges.band."""
         return self._band[1]
 
-    @property
+    @cached_property
     def has_empty_first_rows(self) -> bool:
         """Whether the first row block of a head with blocks may have none; False is certain."""
-        return self.num_entries > 1 or (self.num_blocks > 0 and self.rows_before(0)[1] == 0)
+        if self.num_entries == 1:
+            return self.num_blocks > 0 and self.rows_before(0)[1] == 0
+        # The first query sees key 0 unless the mask begins behind it.
+        rows = -(-self.size.rows // self.g) if not self.is_bnsd else 1
+        return bool((self.last_diagonal + rows <= 0).any())
 
     @property
     def longest_and_total(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -128,16 +134,8 @@ class ForwardBlocks:
         result: Int64Array = self.blocks_before[entries] + inside * each
         return result
 
-    def heads_at(self, blocks: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(entry, head, block number inside the head) of block numbers, 0 <= block < num_blocks."""
-        entries = self.blocks_before.searchsorted(blocks, "right") - 1
-        inside = blocks - self.blocks_before[entries]
-        each = self.head_blocks[entries]
-        heads = inside // each
-        return entries, entries * self.heads_per_entry + heads, inside - heads * each
-
     def positions(self, blocks: Int64Array) -> Positions:
-        """Places of block numbers, 0 <= block < num_blocks, in order: each is where that block stands."""
+        """Places of block numbers, 0 <= block < num_blocks, ascending: each is where that block stands."""
         if self.num_entries == 1:
             rows = self.all_rows()
             heads = blocks // self.head_blocks[0]
@@ -145,16 +143,28 @@ class ForwardBlocks:
             row = flat = rows.before.searchsorted(inside, "right") - 1
             offset = inside - rows.before[flat]
         else:
-            entries, heads, inside = self.heads_at(blocks)
+            entries = self._entries_of(blocks)
+            inside = blocks - self.blocks_before[entries]
+            each = self.head_blocks[entries]
+            heads = inside // each
+            inside -= heads * each
+            heads += entries * self.heads_per_entry
             rows, begin = self._rows_around(entries)
-            base = rows.before[begin]
-            flat = rows.before.searchsorted(inside + base, "right") - 1
-            offset = inside + base - rows.before[flat]
+            offset = inside + rows.before[begin]
+            flat = rows.before.searchsorted(offset, "right") - 1
+            offset -= rows.before[flat]
             row = flat - begin
         return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside)
 
+    def _entries_of(self, blocks: Int64Array) -> Int64Array:
+        """Entries of ascending block numbers; looks up whichever is fewer."""
+        if len(blocks) < self.num_entries:
+            return self.blocks_before.searchsorted(blocks, "right") - 1
+        count = np.diff(blocks.searchsorted(self.blocks_before[1:]), prepend=0)
+        return np.arange(self.num_entries).repeat(count)
+
     def _rows_around(self, entries: Int64Array) -> tuple[RowBlocks, Int64Array]:
-        """Row blocks of at least these entries (not descending), and the first one of each."""
+        """Row blocks of at least these entries (ascending), and the first one of each."""
         if self._all_rows is not None:
             return self._all_rows, self._all_rows.begin[entries]
         is_new = np.ones(len(entries), np.bool_)
@@ -180,15 +190,16 @@ class ForwardBlocks:
     def all_rows(self) -> RowBlocks:
         """The row blocks of the heads of all entries (kept)."""
         if self._all_rows is None:
-            is_one = self.num_entries == 1 and not self.is_bnsd
-            self._all_rows = self._rows_of_one() if is_one else self.rows_of(np.arange(self.num_entries))
+            self._all_rows = self.rows_of(np.arange(self.num_entries))
         return self._all_rows
 
     def rows_before(self, entry: int) -> Sequence[int]:
         """RowBlocks.before of one entry for scalar searches (kept)."""
         found = self._rows_before.get(entry)
         if found is None:
-            if self._rows_are_few:
+            if self.num_entries == 1:
+                before = self.all_rows().before
+            elif self._rows_are_few:
                 rows = self.all_rows()
                 begin = int(rows.begin[entry])
                 end = int(rows.begin[entry + 1]) if entry + 1 < self.num_entries else len(rows.first)
@@ -203,89 +214,75 @@ class ForwardBlocks:
 
     @cached_property
     def _rows_are_few(self) -> bool:
-        """Whether listing all row blocks at once is cheaper than one entry after the other."""
-        if self.num_entries == 1:
-            return True
-        return int((-(-self.lengths_q * self.g // self.size.rows)).sum()) <= _FEW_ROWS
+        """Whether all row blocks are listed at once: cheaper than one entry after the other, or than counting
+        blocks with closed forms, which take some sixty array operations.
+        """
+        num_rows = int((-(-self.lengths_q * self.g // self.size.rows)).sum())
+        return num_rows <= max(_FEW_ROWS, _FEW_ROWS_PER_ENTRY * self.num_entries)
 
     def rows_of(self, entries: Int64Array) -> RowBlocks:
         """The row blocks of a head of every one of these entries."""
-        num_rows = -(-self.lengths_q[entries] * self.g // self.size.rows)
+        rows = self.size.rows
         if len(entries) == 1:
-            begin = _ZERO
-            rows, which = np.arange(int(num_rows[0])), entries
-        else:
-            begin = np.cumsum(num_rows) - num_rows
-            rows = np.arange(int(num_rows.sum())) - np.repeat(begin, num_rows)
-            which = np.repeat(entries, num_rows)
-        first, stop = self._row_ranges(rows, which)
-        before = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(stop - first, out=before[1:])
-        return RowBlocks(first, before, begin)
-
-    def _rows_of_one(self) -> RowBlocks:
-        """rows_of for the one entry of a dense problem, with as few array operations as there can be."""
-        rows, keys = self.size
-        s1, s2, g = int(self.lengths_q[0]), int(self.lengths_kv[0]), self.g
-        num_rows = -(-s1 * g // rows)
-        before = np.zeros(num_rows + 1, np.int64)
-        if not num_rows or not s2:
-            return RowBlocks(before[1:], before, _ZERO)
-        if self.mask_mode == MaskMode.NO_MASK:
-            return RowBlocks(before[1:], np.arange(num_rows + 1) * -(-s2 // keys), _ZERO)
-        left, right = self._windows
-        # The last query of every row block, then the last key it sees, then the key block behind that.
-        stop = np.arange(rows - 1, (num_rows + 1) * rows - 1, rows)
-        stop[-1] = s1 * g - 1
-        if g > 1:
-            stop //= g
-        if self.mask_mode == MaskMode.CAUSAL or right >= 0:
-            stop += min(s2 - s1 + max(right, 0), s2)
-            stop = np.minimum(stop, s2 - 1)
-            stop //= keys
-            stop += 1
-            if s2 < s1:
-                stop = np.maximum(stop, 0)
-        else:
-            stop[:] = -(-s2 // keys)
-        first = np.zeros(num_rows, np.int64)
-        if left >= 0:
-            low = np.arange(0, num_rows * rows, rows) // g + max(s2 - s1 - left, -s1)
-            first = np.maximum(low, 0) // keys
-            is_hidden = (low >= s2) | (stop == 0)
-            first[is_hidden] = 0
-            stop[is_hidden] = 0
-            np.add.accumulate(stop - first, out=before[1:])
-        else:
-            np.add.accumulate(stop, out=before[1:])
-        return RowBlocks(first, before, _ZERO)
-
-    def _row_ranges(self, rows: Int64Array, entries: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Valid key blocks [first, stop) of row blocks (step F3); `entries` is theirs, or one for all."""
+            length_q, length_kv = int(self.lengths_q[entries[0]]), int(self.lengths_kv[entries[0]])
+            first, last = band(self.mask_mode, *self._windows, length_q, length_kv)
+            low = np.arange(0, length_q * self.g, rows)
+            return RowBlocks(*self._key_blocks(low, length_q, length_kv, first, last), _ZERO)
         s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
-        low = rows * self.size.rows
-        high = np.minimum(low + self.size.rows, s1 * self.g) - 1
+        num_rows = -(-s1 * self.g // rows)
+        begin = num_rows.cumsum() - num_rows
+        low = np.arange(0, int(num_rows.sum()) * rows, rows)
+        low -= (begin * rows).repeat(num_rows)
+        spread = (s1, s2, self.first_diagonal[entries], self.last_diagonal[entries])
+        return RowBlocks(*self._key_blocks(low, *(each.repeat(num_rows) for each in spread)), begin)
+
+    def _key_blocks(
+        self, low: Int64Array, s1: IntLike, s2: IntLike, first_diagonal: IntLike, last_diagonal: IntLike
+    ) -> tuple[Int64Array, Int64Array]:
+        """First valid key block of row blocks that begin at the rows `low`, and the valid blocks in front of
+        each (step F3): with as few array operations as there can be.
+        """
+        rows, keys = self.size
+        first, before = np.zeros(len(low), np.int64), np.zeros(len(low) + 1, np.int64)
+        if self.mask_mode is MaskMode.NO_MASK:
+            np.add.accumulate(first + -(-s2 // keys), out=before[1:])
+            return first, before
+        has_left = self._windows[0] >= 0
+        # The first and last query of every row block, then the first and last key they see.
+        high = low + (rows - 1)
         if self.is_bnsd:
-            head, head_end = low // s1, high // s1
-            inside = head == head_end
+            np.minimum(high, s1 * self.g - 1, out=high)
+            head = low // s1
+            inside = head == high // s1
             low = np.where(inside, low - head * s1, 0)
             high = np.where(inside, high - head * s1, s1)  # one too many, as in CANN; clipped below
         elif self.g > 1:
-            low, high = low // self.g, high // self.g
-        low = low + self.first_diagonal[entries]
-        high = high + self.last_diagonal[entries]
-        is_visible = (low < s2) & (high >= 0)
-        first = np.maximum(low, 0) // self.size.keys * is_visible
-        stop = (np.minimum(high, s2 - 1) // self.size.keys + 1) * is_visible
-        return first, stop
+            high //= self.g
+            low = low // self.g if has_left else low
+        high += last_diagonal
+        # Of a low last row block the last query sees the last key, so that no other limit is needed.
+        np.minimum(high, s2 - 1, out=high)
+        high //= keys
+        high += 1
+        if not isinstance(last_diagonal, int) or last_diagonal < 0:
+            np.maximum(high, 0, out=high)
+        if has_left:
+            low = low + first_diagonal
+            is_hidden = (low >= s2) | (high == 0)
+            first = np.maximum(low, 0) // keys
+            first[is_hidden] = high[is_hidden] = 0
+            high -= first
+        np.add.accumulate(high, out=before[1:])
+        return first, before
 
     def _count_head_blocks(self) -> Int64Array:
         rows, keys = self.size
-        if self.mask_mode == MaskMode.NO_MASK or not self.num_entries:
+        if self.mask_mode is MaskMode.NO_MASK or not self.num_entries:
             counts: Int64Array = (-self.lengths_q * self.g // rows) * (-self.lengths_kv // keys)
             return counts
-        if self.num_entries == 1:
-            return self.all_rows().before[-1:]
+        if self._rows_are_few:
+            rows_of_all = self.all_rows()
+            return np.diff(rows_of_all.before[rows_of_all.begin], append=rows_of_all.before[-1])
         if self.is_bnsd or self.g * keys % rows:
             return self._count_by_rows()
         return self._count_closed_form()

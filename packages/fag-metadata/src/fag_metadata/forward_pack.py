@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .forward_blocks import ForwardBlocks, Int64Array, Positions
-from .layout import ROW_WORDS, ForwardSplit, Int32Array
+from .layout import ROW_WORDS, ForwardSplit, Int32Array, cube_slots, new_tensor
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -50,50 +50,33 @@ def pack_forward(
 
     `cube_cores` and `vector_cores` are the rows of a section; up to `num_vectors` cores may get merge work.
     """
-    num_sections = len(cuts.section_ends)
-    section, lines, last = _lines(cuts.num_used, cube_cores)
-    words = np.zeros((len(cuts.done), 7), np.int32)
-    fa = np.zeros((num_sections * cube_cores, ROW_WORDS), np.int32)
-    fd = np.zeros((num_sections * vector_cores, ROW_WORDS), np.int32)
+    num_sections, num_used = len(cuts.section_ends), cuts.num_used
+    tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
+    section = None if num_sections == 1 else np.arange(num_sections).repeat(num_used)
+    last = -1 if section is None else num_used.cumsum() - 1  # used core of each section
+    words = np.zeros((7, len(cuts.done)), np.int32)
     has_merges = False
     if blocks.num_blocks:
         # The very last end is behind all blocks; like that of every section it is set below.
         places = blocks.positions(np.minimum(cuts.done, blocks.num_blocks - 1))
-        words[:, 3], words[:, 4], words[:, 5] = places.head, places.row, places.key
+        words[3], words[4], words[5] = places.head, places.row, places.key
         if cuts.stays is not None:
-            words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
+            words[4:6, cuts.stays & (places.done == 0) & (places.row > 0)] = 0
         places.is_inside_row[last] = False
         has_merges = bool(np.count_nonzero(places.is_inside_row))
-    if has_merges and not _write_pairs(fd, words, blocks, places, num_sections, num_vectors):
-        words[:, 6], merges = _find_merges(blocks, places, section, last)
-        _write_merges(fd, merges, num_sections, vector_cores, num_vectors)
-    words[last, 3:6] = 0
-    words[last, 3] = cuts.section_ends if num_sections > 1 else blocks.num_heads
-    words[1:, 0:3] = words[:-1, 3:6]
-    fa[lines, 0:7] = words
-    return ForwardSplit(
-        num_sections,
-        has_merges,
-        blocks.size.rows,
-        blocks.size.keys,
-        fa.reshape(num_sections, cube_cores, ROW_WORDS),
-        fd.reshape(num_sections, vector_cores, ROW_WORDS),
-    )
-
-
-def _lines(
-    num_used: Int64Array, per_section: int
-) -> tuple[Int64Array | None, Int64Array | slice, Int64Array | int]:
-    """Section of every used core (None: all the same), its line among all, and the last used core of each."""
-    if len(num_used) == 1:
-        return None, slice(int(num_used[0])), -1
-    section = np.arange(len(num_used)).repeat(num_used)
-    behind = num_used.cumsum()
-    return (
-        section,
-        np.arange(len(section)) + (section * per_section - (behind - num_used)[section]),
-        behind - 1,
-    )
+    if has_merges and not _write_pairs(fd, words, blocks, places, num_vectors):
+        words[6], merges = _find_merges(blocks, places, section, last)
+        _write_merges(fd, merges, num_vectors)
+    words[3:6, last] = 0
+    words[3, last] = cuts.section_ends if section is not None else blocks.num_heads
+    words[0:3, 1:] = words[3:6, :-1]
+    if section is None:
+        fa[0, : len(cuts.done), :7] = words.T
+    elif len(section) == num_sections * cube_cores:
+        fa.reshape(-1, ROW_WORDS)[:, :7] = words.T
+    else:
+        fa[np.arange(cube_cores) < num_used[:, None], :7] = words.T
+    return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
 
 
 def _write_pairs(
@@ -101,14 +84,13 @@ def _write_pairs(
     words: Int32Array,
     blocks: ForwardBlocks,
     places: Positions,
-    num_sections: int,
     num_vectors: int,
 ) -> bool:
     """Writes the merges of the common dense case: every shared row block is full and shared by two cores.
 
     A third of the time of _find_merges and _write_merges. Returns False, and writes nothing, in other cases.
     """
-    if num_sections > 1 or blocks.num_entries > 1:
+    if len(fd) > 1 or blocks.num_entries > 1:
         return False
     inner = places.is_inside_row.nonzero()[0]
     head, row = places.head[inner], places.row[inner]
@@ -123,9 +105,9 @@ def _write_pairs(
     if pieces * num_tasks > num_vectors:
         return False
     cut_before = places.is_inside_row.cumsum()
-    words[1:, 6] = cut_before[:-1]
-    words[2:, 6] += cut_before[:-2]  # the core behind finishes the row block
-    tasks = fd[: num_tasks * pieces].reshape(num_tasks, pieces, ROW_WORDS)
+    words[6, 1:] = cut_before[:-1]
+    words[6, 2:] += cut_before[:-2]  # the core behind finishes the row block
+    tasks = fd[0, : num_tasks * pieces].reshape(num_tasks, pieces, ROW_WORDS)
     tasks[:, :, 0], tasks[:, :, 1] = head[:, None], row[:, None]
     tasks[:, :, 2], tasks[:, :, 3] = np.arange(0, 2 * num_tasks, 2)[:, None], 2
     tasks[:, :, 4], tasks[:, :, 5] = np.arange(0, pieces * per, per), per
@@ -169,11 +151,10 @@ def _find_merges(
     return slots, _Merges(section, head, row, slots[closing] - num_parts + 1, num_parts, num_rows)
 
 
-def _write_merges(
-    fd: Int32Array, merges: _Merges, num_sections: int, vector_cores: int, num_vectors: int
-) -> None:
+def _write_merges(fd: Int32Array, merges: _Merges, num_vectors: int) -> None:
     """Gives every merge task vector cores in proportion to its partial results times rows (step F9)."""
     section, _, _, _, num_parts, num_rows = merges
+    num_sections = len(fd)
     load = num_parts * num_rows
     if section is None:
         mean: Int64Array | int = -(-int(load.sum()) // num_vectors)
@@ -186,23 +167,22 @@ def _write_merges(
     if section is not None or int(behind[-1]) > num_vectors - len(load):
         extra = _limit_pieces(extra, behind, section, num_sections, num_vectors)
         behind = extra.cumsum()
-    count = extra + 1
-    task = np.arange(len(load)).repeat(count)
-    piece = np.arange(len(task))
-    where: Int64Array | slice = slice(len(task))
-    if section is not None:
-        pieces_before = np.bincount(section, count, num_sections).astype(np.int64)
-        pieces_before = pieces_before.cumsum() - pieces_before
-        where = piece + (section * vector_cores - pieces_before[section])[task]
-    piece -= (behind - extra + np.arange(len(load)))[task]
-    per, num_rows = per[task], num_rows[task]
-    words = np.empty((len(task), 6), np.int32)
+    tasks = np.zeros((len(load), 6), np.int32)
     for column, values in enumerate((merges.head, merges.row, merges.first_slot, num_parts)):
-        words[:, column] = values[task]
-    words[:, 4] = begin = piece * per
+        tasks[:, column] = values
+    tasks[:, 5] = per
+    count = extra + 1
+    words = tasks.repeat(count, axis=0)
+    end = count.cumsum()
+    words[:, 4] = np.arange(len(words)) - (end - count).repeat(count)
+    words[:, 4] *= words[:, 5]
     # The last piece holds what remains: less than the others, or more where no more vector cores were free.
-    words[:, 5] = np.where(piece < extra[task], per, num_rows - begin)
-    fd[where, :6] = words
+    words[end - 1, 5] = num_rows - extra * per
+    if section is None:
+        fd[0, : len(words), :6] = words
+    else:
+        is_busy = np.arange(fd.shape[1]) < np.bincount(section, count, num_sections)[:, None]
+        fd[is_busy, :6] = words
 
 
 def _limit_pieces(

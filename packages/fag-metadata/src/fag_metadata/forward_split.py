@@ -101,19 +101,19 @@ def split_sections(blocks: ForwardBlocks, d: int, dv: int, num_cores: int) -> li
 
 def _cut_heads(blocks: ForwardBlocks, head_bytes: Int64Array) -> list[int]:
     """Cuts in front of the head with which the bytes since the last cut pass the budget, if any."""
-    per = blocks.heads_per_entry
-    before = np.zeros(blocks.num_entries + 1, np.int64)
-    np.cumsum(head_bytes * per, out=before[1:])
+    per, num_entries = blocks.heads_per_entry, blocks.num_entries
+    before_entry = [0, *np.add.accumulate(head_bytes * per).tolist()]  # lists are searched faster
+    each_of: list[int] = head_bytes.tolist()
     ends = []
     done = 0
     while True:
         limit = done + _L2_BUDGET_BYTES  # the head that ends behind it does not fit any more
-        entry = bisect_right(before, limit) - 1
-        if entry == blocks.num_entries:
+        entry = bisect_right(before_entry, limit) - 1
+        if entry == num_entries:
             break
-        each = int(head_bytes[entry])
-        inside = (limit - int(before[entry])) // each
-        begins_at = int(before[entry]) + inside * each
+        before, each = before_entry[entry], each_of[entry]
+        inside = (limit - before) // each
+        begins_at = before + inside * each
         head = entry * per + inside
         if begins_at == done:  # it alone is larger than the budget: cut behind it
             head, begins_at = head + 1, begins_at + each
@@ -129,28 +129,24 @@ def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts
     if len(ends) == 1:
         return _cut_one_section(blocks, ends, num_cores)
     section_ends = np.array(ends, np.int64)
+    heads = np.append(0, section_ends[:-1])
     stop = blocks.before_head(section_ends)
-    start = np.zeros_like(stop)
-    start[1:] = stop[:-1]
-    total = stop - start
+    total = np.diff(stop, prepend=0)
     used = np.minimum(total, num_cores)
-    heads = np.zeros_like(stop)
-    heads[1:] = section_ends[:-1]
-    # With merging the worst core always gets the mean rounded up.
     heaviest = -(-total // np.maximum(used, 1)) + _MIN_MERGE_GAIN_BLOCKS
-    one_by_one = blocks.num_entries == 1 or len(ends) <= _FEW_SECTIONS
-    cut = _cut_rows_one_by_one if one_by_one else _cut_rows_together
-    done, stays, count, gains = cut(blocks, heads, start, stop, used, heaviest, num_cores)
-    core = np.arange(num_cores)
-    is_used = core < count[:, None]
-    merged = np.flatnonzero(gains)
+    is_many = len(ends) > _FEW_SECTIONS and blocks.num_entries > 1 and int(used.min()) == num_cores
+    cut = _cut_rows_together if is_many else _cut_rows_one_by_one
+    done, stays, count, is_heavy = cut(blocks, heads, stop, total, used, heaviest, num_cores)
+    merged = is_heavy.nonzero()[0]
     if merged.size:
         count[merged] = used[merged]
-        is_used[merged] = core < used[merged, None]
         cores = used[merged, None]
         left = _left_with_merging(total[merged, None], cores, cores - np.arange(num_cores + 1))
         done[merged] = stop[merged, None] - left[:, 1:]
-        stays[merged] = _stays_with_merging(left, cores)
+        stays[merged] = _stays_with_merging(left, cores) if blocks.has_empty_first_rows else False
+    if int(count.min()) == num_cores:
+        return Cuts(section_ends, count, done.ravel(), stays.ravel())
+    is_used = np.arange(num_cores) < count[:, None]
     return Cuts(section_ends, count, done[is_used], stays[is_used])
 
 
@@ -160,10 +156,9 @@ def _cut_one_section(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> 
     used = min(num_cores, total)
     if not used:  # one core steps over all heads
         return Cuts(np.array(ends), np.ones(1, np.int64), np.zeros(1, np.int64), None)
-    # With merging the worst core always gets the mean rounded up.
     heaviest = -(-total // used) + _MIN_MERGE_GAIN_BLOCKS
-    cuts, stuck, worst = _cut_rows(blocks, 0, 0, total, used, heaviest)
-    if worst > heaviest:
+    cuts, stuck, is_heavy = _cut_rows(blocks, 0, 0, total, used, heaviest)
+    if is_heavy:
         left = _left_with_merging(total, used, np.arange(used, -1, -1))
         stays = _stays_with_merging(left, used) if blocks.has_empty_first_rows else None
         return Cuts(np.array(ends), np.array([used]), total - left[1:], stays)
@@ -177,8 +172,9 @@ def _cut_one_section(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> 
 def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> Int64Array:
     """Blocks that are left before every core when rows may be cut between blocks (step F7 with merging).
 
-    A core takes floor(left / cores + 1/3) blocks. With total = quotient * used + rest that leaves, for m
-    cores to come, quotient * m + min(rest, max(rest - (used - m), (2 * m + 1) // 3)) blocks: no loop.
+    A core takes floor(left / cores + 1/3) blocks, so the worst one gets the mean rounded up. With total =
+    quotient * used + rest that leaves, for m cores to come, quotient * m + min(rest, max(rest - (used - m),
+    (2 * m + 1) // 3)) blocks: no loop.
     """
     quotient = total // used
     rest = total - quotient * used
@@ -196,69 +192,61 @@ def _stays_with_merging(left: Int64Array, used: IntLike) -> BoolArray:
 
 def _cut_rows(
     blocks: ForwardBlocks, head: int, begin: int, stop: int, num_used: int, heaviest: int
-) -> tuple[list[int], list[int], int]:
+) -> tuple[list[int], list[int], bool]:
     """Cuts whole rows off one section (step F7 without merging), core by core, since one decides for the
     next.
 
-    A core takes floor(left / cores + 1/3) blocks, but at least the row it stands at. Ends with the first core
-    that has more than `heaviest` blocks, since the cuts are dropped then.
+    A core takes floor(left / cores + 1/3) blocks, but at least the row it stands at. Ends as soon as some
+    core must get more than `heaviest` blocks, since the cuts are dropped then.
 
     Returns:
         Blocks of the problem done at the end of every used core; the cores that stay in front of a head whose
-        first row block has no blocks (that one has no tolerance); blocks of the worst core.
+        first row block has no blocks (that one has no tolerance); whether it ended early.
     """
+    before_entry, head_blocks = blocks.blocks_before, blocks.head_blocks
     is_uniform = blocks.num_entries == 1
-    per, before_entry, head_blocks = blocks.heads_per_entry, blocks.blocks_before, blocks.head_blocks
-    entry = 0 if is_uniform else head // per
-    each = int(head_blocks[entry])
+    entry = head // blocks.heads_per_entry
+    before, each = int(before_entry[entry]), int(head_blocks[entry])
     rows = blocks.rows_before(entry)
-    width = rows[1] if len(rows) > 1 else 0
-    head_begin = begin if each else -1  # a head without blocks is left at once
+    width = rows[1] if each else 0  # a head without blocks is left at once
     cuts: list[int] = []
     stays: list[int] = []
     done = begin
-    worst = 0
     for cores in range(num_used, 0, -1):
-        limit = 3 * (stop - done) // cores
-        if limit < 3 * width:
-            limit = 3 * width
-        reach = done + (limit + 1) // 3
-        if reach >= stop:
+        left = stop - done
+        if left > heaviest * cores or width > heaviest:
+            return cuts, stays, True
+        take = (3 * left + cores) // (3 * cores)
+        if take < width:
+            take = width
+        if take >= left:
             cuts.append(stop)
-            worst = max(worst, stop - done)
             break
-        if is_uniform:
-            inside = reach % each
-        else:
+        reach = done + take
+        if not is_uniform:
             found = bisect_right(before_entry, reach) - 1
             if found != entry:
-                entry, each, rows = found, int(head_blocks[found]), blocks.rows_before(found)
-            inside = (reach - int(before_entry[entry])) % each
-        if head_begin != reach - inside:
-            head_begin = reach - inside
-            width = rows[1]
-        if not width and 3 * (head_begin - done) > limit:
+                entry, before = found, int(before_entry[found])
+                each, rows = int(head_blocks[found]), blocks.rows_before(found)
+        inside = (reach - before) % each
+        row = bisect_right(rows, inside)
+        behind = rows[row - 1]
+        done, from_here = reach - inside, reach - inside - done
+        if not rows[1] and 3 * from_here > max(3 * left // cores, 3 * width):
             stays.append(len(cuts))
-            end = head_begin
+            width = 0
         else:
-            row = bisect_right(rows, inside)
-            behind = rows[row - 1]
+            done += behind
             width = rows[row] - behind
-            end = head_begin + behind
-        if end - done > worst:
-            worst = end - done
-            if worst > heaviest:
-                break
-        done = end
         cuts.append(done)
-    return cuts, stays, worst
+    return cuts, stays, False
 
 
 def _cut_rows_one_by_one(
     blocks: ForwardBlocks,
     heads: Int64Array,
-    start: Int64Array,
     stop: Int64Array,
+    total: Int64Array,
     used: Int64Array,
     heaviest: Int64Array,
     num_cores: int,
@@ -266,70 +254,75 @@ def _cut_rows_one_by_one(
     """The same for several sections: done and stays, (sections, num_cores) each, the used cores of each, and
     whether one has more than `heaviest` blocks: then the others mean nothing.
     """
-    done = np.zeros((len(start), num_cores), np.int64)
+    done = np.zeros((len(stop), num_cores), np.int64)
     stays = np.zeros(done.shape, np.bool_)
-    count = np.ones_like(start)
-    is_heavy = np.zeros(len(start), np.bool_)
+    count = np.ones_like(stop)
+    is_heavy = np.zeros(len(stop), np.bool_)
     done[:, 0] = stop  # where a section has no blocks, one core steps over its heads
-    known: dict[int, tuple[list[int], list[int], int]] = {}
-    for idx in np.flatnonzero(used).tolist():
-        begin, num_blocks, limit = int(start[idx]), int(stop[idx] - start[idx]), int(heaviest[idx])
+    known: dict[int, tuple[list[int], list[int], bool]] = {}
+    for idx in used.nonzero()[0].tolist():
+        num_blocks, end = int(total[idx]), int(stop[idx])
+        begin = end - num_blocks
         # With one entry, sections of as many heads are all alike.
         found = known.get(num_blocks) if blocks.num_entries == 1 else None
         if found is None:
-            found = _cut_rows(blocks, int(heads[idx]), begin, begin + num_blocks, int(used[idx]), limit)
+            found = _cut_rows(blocks, int(heads[idx]), begin, end, int(used[idx]), int(heaviest[idx]))
             if blocks.num_entries == 1:
                 found = known[num_blocks] = ([cut - begin for cut in found[0]], found[1], found[2])
-        count[idx] = len(found[0])
-        is_heavy[idx] = found[2] > limit
-        done[idx, : len(found[0])] = found[0]
+        cuts, stuck, is_heavy[idx] = found
+        count[idx] = len(cuts)
+        done[idx, : len(cuts)] = cuts
         if blocks.num_entries == 1:
-            done[idx, : len(found[0])] += begin
-        stays[idx, found[1]] = True
+            done[idx, : len(cuts)] += begin
+        stays[idx, stuck] = True
     return done, stays, count, is_heavy
 
 
 def _cut_rows_together(
     blocks: ForwardBlocks,
     heads: Int64Array,
-    start: Int64Array,
     stop: Int64Array,
+    total: Int64Array,
     used: Int64Array,
     heaviest: Int64Array,
     num_cores: int,
 ) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
-    """The same, all sections at once: for the many sections of a long ragged batch."""
-    cuts = np.zeros((len(start), num_cores), np.int64)
-    stays = np.zeros(cuts.shape, np.bool_)
-    count = np.zeros_like(start)
-    worst = np.zeros_like(start)
+    """The same, all sections at once: for the many sections of a long ragged batch, all of which use all
+    cores.
+    """
     rows = blocks.all_rows()
     row_width = np.diff(rows.before, append=rows.before[-1])
+    base = rows.before[rows.begin]
+    first_width = row_width[np.minimum(rows.begin, len(row_width) - 1)]
+    may_stick = blocks.has_empty_first_rows
+    lefts = np.empty((num_cores, len(stop)), np.int64)
+    stays = np.zeros(lefts.shape, np.bool_)
+    worst = np.zeros_like(stop)
+    left = total
     entry = heads // blocks.heads_per_entry
-    has_blocks = blocks.head_blocks[entry] > 0
-    width = np.where(has_blocks, row_width[np.minimum(rows.begin[entry], len(row_width) - 1)], 0)
-    head_begin = np.where(has_blocks, start, -1)
-    done = start
-    is_active = np.ones(len(start), np.bool_)
+    width = np.where(blocks.head_blocks[entry] > 0, first_width[entry], 0)
     for i in range(num_cores):
-        limit = np.maximum(3 * (stop - done) // np.maximum(used - i, 1), 3 * width)
-        reach = done + (limit + 1) // 3
-        is_last = reach >= stop
-        entry, _, inside = blocks.heads_at(np.minimum(reach, blocks.num_blocks - 1))
-        here = reach - inside
-        first_row = rows.begin[entry]
-        width = np.where(here != head_begin, row_width[first_row], width)
-        head_begin = here
-        is_stuck = (width == 0) & (3 * (here - done) > limit) & ~is_last
-        base = rows.before[first_row]
-        row = rows.before.searchsorted(base + inside, "right") - 1
-        end = np.where(is_last, stop, np.where(is_stuck, here, here + rows.before[row] - base))
-        width = np.where(is_stuck, width, row_width[row])
-        worst = np.maximum(worst, end - done)
-        cuts[:, i] = done = end
-        stays[:, i] = is_stuck
-        count += is_active
-        is_active &= ~is_last
-        if not is_active.any():
-            break
-    return cuts, stays, count, worst > heaviest
+        cores = num_cores - i
+        take = np.maximum((3 * left + cores) // (3 * cores), width)
+        is_last = take >= left
+        reach = np.minimum(take - left, -1)
+        reach += stop
+        entry = blocks.blocks_before.searchsorted(reach, "right") - 1
+        inside = (reach - blocks.blocks_before[entry]) % blocks.head_blocks[entry]
+        place = base[entry] + inside
+        row = rows.before.searchsorted(place, "right") - 1
+        taken = take - (place - rows.before[row])
+        if may_stick:
+            here = take - inside
+            stays[i] = (first_width[entry] == 0) & (3 * here > np.maximum(3 * left // cores, 3 * width))
+            stays[i] &= ~is_last
+            taken = np.where(stays[i], here, taken)
+        width = row_width[row]
+        if may_stick:
+            width[stays[i]] = 0
+        taken = np.where(is_last, left, taken)
+        np.maximum(worst, taken, out=worst)
+        lefts[i] = left = left - taken
+    done = np.ascontiguousarray((stop - lefts).T)
+    count = num_cores - (lefts == 0).sum(axis=0) + 1
+    return done, np.ascontiguousarray(stays.T), count, worst > heaviest

@@ -254,6 +254,7 @@ class ForwardSplit:
         k: Columns (keys) of a base block.
         fa: int32 (section_num, aic, 16), words as in FA_ROW: one row per cube core.
         fd: int32 (section_num, aiv, 16), words as in FD_ROW: one row per vector core.
+        tensor: The tensor that fa and fd lie in, or None; see new_tensor.
     """
 
     section_num: int
@@ -262,6 +263,7 @@ class ForwardSplit:
     k: int
     fa: Int32Array
     fd: Int32Array
+    tensor: Int32Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,25 +301,37 @@ class GradSplit:
     dkv_end: Int32Array
 
 
+def new_tensor(section_num: int, aic: int, aiv: int, slots: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Returns a tensor of zeros with room for a FAG block of that many cube slots, and its FA and FD rows as
+    views, int32 (section_num, aic, 16) and (section_num, aiv, 16).
+    """
+    tensor = np.zeros(total_words(section_num, aic, aiv, slots, True), np.int32)
+    fd_offset = HEAD_WORDS + section_num * aic * ROW_WORDS
+    fa = tensor[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)
+    fd = tensor[fd_offset : grad_offset(section_num, aic, aiv)].reshape(section_num, aiv, ROW_WORDS)
+    return tensor, fa, fd
+
+
 def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | None = None) -> Int32Array:
     """Writes the splits as one int32 tensor, padded with zeros; without `identity` words 8..15 are zero as in
-    CANN's.
+    CANN's. Where the forward split lies in a tensor already, that one is completed and returned.
     """
     aic, aiv = forward.fa.shape[1], forward.fd.shape[1]
-    slots = CANN_CUBE_SLOTS if grad is None else len(grad.start)
-    words = np.zeros(total_words(forward.section_num, aic, aiv, slots, grad is not None), np.int32)
-    fd_offset = HEAD_WORDS + forward.fa.size
-    offset = fd_offset + forward.fd.size
+    words = forward.tensor
+    if words is None:
+        slots = cube_slots(aic) if grad is None else len(grad.start)
+        words, fa, fd = new_tensor(forward.section_num, aic, aiv, slots)
+        fa[:], fd[:] = forward.fa, forward.fd
+    offset = grad_offset(forward.section_num, aic, aiv)
     words[:8] = (
         forward.section_num, forward.has_fd, forward.m, forward.k, aic, aiv, 0, 0 if grad is None else offset,
     )  # fmt: skip
     if identity is not None:
         words[8:HEAD_WORDS] = identity
-    words[HEAD_WORDS:fd_offset] = forward.fa.ravel()
-    words[fd_offset:offset] = forward.fd.ravel()
-    if grad is not None:
-        values = grad.__dict__
-        block = words[offset:]
-        for where, names in _grad_runs(slots):
-            block[where] = values[names[0]] if len(names) == 1 else [values[name] for name in names]
+    if grad is None:
+        return words[: total_words(forward.section_num, aic, aiv, cube_slots(aic), False)]
+    block = words[offset:]
+    values = grad.__dict__
+    for where, names in _grad_runs(len(grad.start)):
+        block[where] = values[names[0]] if len(names) == 1 else [values[name] for name in names]
     return words

@@ -6,7 +6,7 @@ functions broadcast like NumPy ufuncs, work in int64 and never loop over rows or
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,30 +18,32 @@ _CAUSAL = 3
 _SLIDING_WINDOW = 4
 
 
+@overload
+def band(mode: int, left: int, right: int, s1: int, s2: int) -> tuple[int, int]: ...
+@overload
 def band(
-    mask_mode: int, win_left: int, win_right: int, lengths_q: IntLike, lengths_kv: IntLike
-) -> tuple[Int64Array, Int64Array]:
+    mode: int, left: int, right: int, s1: Int64Array, s2: Int64Array
+) -> tuple[Int64Array, Int64Array]: ...
+def band(mode: int, left: int, right: int, s1: IntLike, s2: IntLike) -> tuple[IntLike, IntLike]:
     """The diagonals a mask leaves visible: row i sees key j if ``first <= j - i <= last``.
 
-    Modes and windows are those of AttentionProblem; lengths are real ones, of one shape or broadcastable.
+    Modes and windows are those of AttentionProblem; s1, s2 are real lengths, ints or int64 arrays of one
+    shape.
 
     Returns:
-        (first, last), int64, which may share memory with the lengths. Both are clipped to [-s1, s2], which
-        changes no visible pair and keeps all later sums small, whatever the windows are.
+        (first, last) of the same kind, which may share memory with the lengths. Both are clipped to
+        [-s1, s2], which changes no visible pair and keeps all later sums small, whatever the windows are.
     """
-    s1 = np.asarray(lengths_q, dtype=np.int64)
-    s2 = np.asarray(lengths_kv, dtype=np.int64)
-    if s1.shape != s2.shape:
-        s1, s2 = np.broadcast_arrays(s1, s2)
     offset = s2 - s1
     first, last = -s1, s2
-    if mask_mode == _CAUSAL:
+    if mode == _CAUSAL:
         last = offset
-    elif mask_mode == _SLIDING_WINDOW:
-        if win_left >= 0:
-            first = np.maximum(offset - win_left, first)
-        if win_right >= 0:
-            last = np.minimum(offset + win_right, last)
+    elif mode == _SLIDING_WINDOW:
+        is_int = isinstance(offset, int)
+        if left >= 0:
+            first = max(offset - left, first) if is_int else np.maximum(offset - left, first)
+        if right >= 0:
+            last = min(offset + right, last) if is_int else np.minimum(offset + right, last)
     return first, last
 
 
