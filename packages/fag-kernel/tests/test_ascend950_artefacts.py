@@ -78,7 +78,8 @@ def test_kernels_lists_every_valid_key_in_both_types() -> None:
         assert entry.deterministic
         assert entry.needs_workspace == any("workspace" in step.parameters for step in entry.accumulate)
         assert not any("workspace" in step.parameters for step in entry.deterministic)
-        for step in (*entry.accumulate, *entry.deterministic):
+        assert {"sinks", "dlse", "dsinks"} <= set(entry.sinks.parameters)
+        for step in (*entry.accumulate, *entry.deterministic, entry.sinks):
             assert step.parameters[:3] == ("ffts_address", "sync_block_lock", "compiler_workspace")
             assert step.parameters[-3:] == ("grid_x", "grid_y", "grid_z")
             assert len(step.kernel) <= 49
@@ -221,14 +222,14 @@ def test_missing_or_foreign_manifest_is_refused(data: Path) -> None:
     path = data / "FlashAttnGrad_fp16.json"
     contents = json.loads(path.read_text())
     path.write_text(json.dumps({**contents, "format": 99}))
-    with pytest.raises(ascend950.ArtefactError, match="must have format 1, got 99"):
+    with pytest.raises(ascend950.ArtefactError, match="must have format 2, got 99"):
         artefacts.manifest("fp16", data)
     path.unlink()
     with pytest.raises(ascend950.ArtefactError, match="FlashAttnGrad_fp16.json must be in"):
         artefacts.manifest("fp16", data)
 
 
-@pytest.mark.parametrize("damage", ["key", "launch", "kernel", "binary", "memory"])
+@pytest.mark.parametrize("damage", ["key", "launch", "sinks", "kernel", "binary", "memory"])
 def test_verify_names_what_is_wrong(data: Path, damage: str) -> None:
     path = data / "FlashAttnGrad_bf16.json"
     contents = json.loads(path.read_text())
@@ -236,6 +237,8 @@ def test_verify_names_what_is_wrong(data: Path, damage: str) -> None:
         del contents["tiling_keys"][0]
     elif damage == "launch":
         contents["tiling_keys"][0]["launches"]["accumulate"].pop()
+    elif damage == "sinks":
+        contents["tiling_keys"][0]["sinks"]["stage"] = "cast"
     elif damage == "kernel":
         del contents["kernels"][KERNEL]
     elif damage == "memory":
@@ -246,6 +249,7 @@ def test_verify_names_what_is_wrong(data: Path, damage: str) -> None:
     wanted = {
         "key": "must have the host's 56 keys, got a difference in",
         "launch": "key 0, accumulate must launch",
+        "sinks": "key 0, deterministic must launch",
         "kernel": "must have the catalogue's kernels",
         "binary": "must be the specified configuration",
         "memory": "must fit on chip, got {'UB': 300} KiB",
@@ -389,7 +393,7 @@ def test_missing_bitcode_is_reported(cann: Path) -> None:
 
 def test_finalize_of_a_key_makes_its_kernels(cann: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "--finalize", "--key", "72", "--dtype", "bf16"]) == 0
-    names = {step.kernel.name for form in FORMS for step in launches(72, "bf16", form)}
+    names = {step.kernel.name for form in FORMS for step in launches(72, "bf16", form, has_sinks=True)}
     assert {Path(line).name.rsplit("-", 1)[0] for line in capsys.readouterr().out.split()} == names
 
 

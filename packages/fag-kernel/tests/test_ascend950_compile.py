@@ -38,6 +38,7 @@ SAMPLE = (
     "fag_rows_tnd_window_d64_dv64_fp16",
     "fag_bn2_full_d128_dv128_bf16",
     "fag_zero_accumulators_tnd",
+    "fag_sink_gradients_tnd_dv64_bf16",
     "fag_forward_dense_full_sinks_d64_dv64_fp16",
 )
 

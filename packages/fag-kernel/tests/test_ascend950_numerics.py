@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fag_kernel.ascend950.catalog import launch_tiling
 from fag_kernel.plan import TilingPlan, plan
 from fag_metadata import AttentionProblem, Target, metadata_for
 
@@ -66,6 +67,7 @@ class Case:
     used_q: tuple[int, ...] | None = None
     used_kv: tuple[int, ...] | None = None
     sinks: bool = False
+    dlse: bool = False
     cores: int = 3
     l2: int = 0
     soc: str | None = None
@@ -81,7 +83,8 @@ class Case:
         parts = [self.layout.lower(), mask, f"b{self.b}n{self.n1}x{self.n2}", rows.replace(" ", "")]
         parts += [f"d{self.d}" + (f"v{self.dv}" if self.dv else ""), f"c{self.soc or self.cores}", self.dtype]
         parts += [f"used{self.used_q}x{self.used_kv}".replace(" ", "")] * bool(self.used_q or self.used_kv)
-        parts += ["sinks"] * self.sinks + ["balanced"] * (self.split != "cann") + ["l2"] * bool(self.l2)
+        parts += ["sinks"] * self.sinks + ["dlse"] * self.dlse
+        parts += ["balanced"] * (self.split != "cann") + ["l2"] * bool(self.l2)
         parts += [f"max{self.bound[0]}x{self.bound[1]}"] if self.bound else []
         return "-".join(parts)
 
@@ -166,6 +169,22 @@ def grid_cases() -> list[Case]:
             replace(used, mask=mask, win=win, used_kv=(129, 0), layout="BNSD", sinks=True),
             replace(used, mask=mask, win=win, used_q=(300, 1), split="balanced"),
         ]
+    # the gradient through lse, and of the sinks: every template and mask, rows without keys, padding
+    upstream = [
+        *(replace(general, mask=mask, win=win, s1=300, s2=140) for mask, win in masks[:4]),
+        *(replace(ragged, mask=mask, win=win, used_q=(90, 0, 170)) for mask, win in masks[:4]),
+        replace(general, layout="BNSD", mask=WINDOW, win=(9, 0), s1=260, s2=130, d=72, dv=40, cores=7),
+        replace(ragged, cu_kv=(0, 0, 150, 330), mask=CAUSAL, d=128),
+        replace(used, mask=WINDOW, win=(60, 10), used_q=(300, 200), used_kv=(0, 280)),
+        Case(n1=3, n2=3, b=2, s1=100, s2=33, mask=CAUSAL, expect="BN2-dense"),
+        Case(n1=3, n2=3, b=2, s1=60, s2=120, used_q=(60, 7), used_kv=(0, 120), mask=WINDOW, win=(20, 5)),
+        Case(b=2, n1=64, n2=64, s1=384, s2=128, d=8, mask=CAUSAL, expect="multiblk-zero"),
+        Case(n1=2, n2=1, b=2, s1=300, s2=256, l2=1, cores=2, mask=CAUSAL, expect="swizzle"),
+        replace(general, d=192, dv=192, n1=2, n2=1),
+        replace(general, mask=CAUSAL, s1=300, s2=140, dtype="float32"),
+    ]
+    cases += [replace(case, dlse=True, sinks=True) for case in upstream]
+    cases += [replace(case, dlse=True, sinks=False) for case in upstream[::4]]
     # head dims
     for d, dv in (
         (64, 40),
@@ -253,7 +272,7 @@ class Run:
 
     case: Case
     seed: int = 0
-    poison: bool = False  # NaN in padding and in the lse of rows without keys
+    poison: bool = False  # NaN in padding and in rows without keys, but for a dlse that the sinks take
     arrays: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -284,7 +303,9 @@ class Run:
             "attn_out": self.out_reference.astype(dtype),
             "lse": self.lse_reference.astype(np.float32),
         }
-        self.reference = oracle.backward(*self._operands(), case.call, self.sinks)
+        if case.dlse:
+            self.arrays["dlse"] = rng.standard_normal(self.lse_reference.shape).astype(np.float32)
+        self.reference = oracle.backward(*self._operands(), case.call, self.sinks, self.arrays.get("dlse"))
         if self.poison:
             self._poison()
 
@@ -300,6 +321,9 @@ class Run:
                 for name in ("q", "dout", "attn_out"):
                     oracle.rows(real[name], case.layout, sequence, head, "q")[...] = seen.any(1)[:, None]
                 oracle.lse_rows(real["lse"], case.layout, sequence, head)[...] = seen.any(1)
+                if case.dlse:
+                    taking = seen.any(1) | case.sinks
+                    oracle.lse_rows(real["dlse"], case.layout, sequence, head)[...] = taking
             for head in range(case.n2):
                 for name in ("k", "v"):
                     oracle.rows(real[name], case.layout, sequence, head, "kv")[...] = seen.any(0)[:, None]
@@ -308,8 +332,9 @@ class Run:
 
     def backward(self, form: str) -> interpret.Gradients:
         return interpret.backward(
-            self.plan, self.metadata, *self._operands(), form=form, **self.case.lengths()
-        )
+            self.plan, self.metadata, *self._operands(), dlse=self.arrays.get("dlse"), sinks=self.sinks,
+            form=form, **self.case.lengths(),
+        )  # fmt: skip
 
     def forward(self) -> tuple[Any, Any]:
         operands = [self.arrays[name] for name in ("q", "k", "v")]
@@ -319,6 +344,7 @@ class Run:
         """The gradient in plain NumPy, in the precision of a flash kernel."""
         case, dtype = self.case, np.dtype(self.case.dtype)
         q, k, v, dout, out, lse = (np.asarray(x, np.float32) for x in self._operands())
+        dlse = self.arrays.get("dlse", np.zeros_like(lse))
         scale = np.float32(case.call.scale(case.d))
         dq, dk, dv = (
             np.zeros(q.shape, np.float32),
@@ -340,7 +366,8 @@ class Run:
                     p = np.where(
                         seen, np.exp(np.minimum(scale * (q_h @ k_h.T) - lse_h[:, None], 0)), np.float32(0)
                     )
-                ds = rounded(p * (do_h @ v_h.T - (do_h * o_h).sum(1)[:, None]))
+                row_term = (do_h * o_h).sum(1) - oracle.lse_rows(dlse, case.layout, sequence, head)
+                ds = rounded(p * (do_h @ v_h.T - row_term[:, None]))
                 oracle.rows(dq, case.layout, sequence, head, "q")[...] += scale * (ds @ k_h)
                 oracle.rows(dk, case.layout, sequence, kv, "kv")[...] += scale * (ds.T @ q_h)
                 oracle.rows(dv, case.layout, sequence, kv, "kv")[...] += rounded(p).T @ do_h
@@ -369,10 +396,35 @@ def test_gradients_match_float64(case: Case) -> None:
     run = Run(case)
     plain = run.plain()
     for form in FORMS if run.plan.key is not None and run.plan.key.template == "BN2GS1S2" else FORMS[:1]:
-        for name, x in run.backward(form)._asdict().items():
+        *gradients, dsinks = run.backward(form)
+        for name, x in zip(plain, gradients, strict=True):
             reference = getattr(run.reference, name)
             assert x.dtype == case.dtype
             assert relative(x, reference) <= allowed(plain[name], reference, case.dtype), (form, name)
+        if case.sinks:
+            check_sink_gradients(run, dsinks)
+
+
+def check_sink_gradients(run: Run, dsinks: Any) -> None:
+    """float32: twice its rounding of a term, relative to the sum of the terms' sizes."""
+    case = run.case
+    assert dsinks.dtype == np.float32
+    sizes = np.zeros(case.n1)
+    dlse = run.arrays.get("dlse", np.zeros_like(run.arrays["lse"]))
+    for sequence in case.call.sequences(run.arrays["q"], run.arrays["k"]):
+        for head in range(case.n1):
+            dout, out = (
+                oracle.rows(run.arrays[name].astype(np.float64), case.layout, sequence, head, "q")
+                for name in ("dout", "attn_out")
+            )
+            lse, upstream = (
+                oracle.lse_rows(x.astype(np.float64), case.layout, sequence, head)
+                for x in (run.arrays["lse"], dlse)
+            )
+            term = np.abs(dout * out).sum(1) + np.abs(upstream)
+            # exp turns the rounding of its argument into a relative error of its value
+            sizes[head] += (oracle.sink_probability(run.sinks[head], lse) * term * (1 + np.abs(lse))).sum()
+    assert (np.abs(dsinks - run.reference.dsinks) <= 2 * np.finfo(np.float32).eps * sizes).all()
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.id)
@@ -391,11 +443,15 @@ def test_forward_matches_float64(case: Case) -> None:
     assert np.abs(lse[finite] - run.lse_reference[finite]).max(initial=0.0) <= bound
 
 
+UPSTREAM = {"dlse": True, "sinks": True}
 DETERMINISTIC = [
     Case(n1=4, n2=2, mask=CAUSAL, s1=300, s2=270),
-    Case("TND", n1=2, n2=1, mask=WINDOW, win=(50, 3), cu_q=(0, 100, 130, 400), cu_kv=(0, 150, 150, 430)),
-    Case("BNSD", b=2, n1=2, n2=1, s1=200, s2=180, used_q=(150, 200), used_kv=(130, 9)),
-]
+    Case(
+        "TND", n1=2, n2=1, mask=WINDOW, win=(50, 3), cu_q=(0, 100, 130, 400), cu_kv=(0, 150, 150, 430),
+        **UPSTREAM,
+    ),
+    Case("BNSD", b=2, n1=2, n2=1, s1=200, s2=180, used_q=(150, 200), used_kv=(130, 9), **UPSTREAM),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DETERMINISTIC, ids=lambda case: case.id)
@@ -406,38 +462,62 @@ def test_deterministic_form_gives_the_same_bits_on_any_number_of_cores(case: Cas
     ]
     results.append(Run(replace(case, cores=4)).backward("deterministic"))
     for other in results[1:]:
-        for x, y in zip(results[0], other, strict=True):
-            assert x.tobytes() == y.tobytes()
+        assert_same_bits(results[0], other)
+
+
+def assert_same_bits(first: interpret.Gradients, second: interpret.Gradients) -> None:
+    for x, y in zip(first, second, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or x.tobytes() == y.tobytes()
 
 
 def test_swizzle_gives_the_same_bits_as_ranges_in_the_deterministic_form() -> None:
     case = Case(n1=2, n2=1, b=2, s1=300, s2=256, cores=2, mask=CAUSAL)
     dealt = Run(replace(case, l2=1, expect="swizzle")).backward("deterministic")
-    for x, y in zip(dealt, Run(case).backward("deterministic"), strict=True):
-        assert x.tobytes() == y.tobytes()
+    assert_same_bits(dealt, Run(case).backward("deterministic"))
 
 
 POISONED = [
-    Case(n1=4, n2=2, mask=CAUSAL, s1=300, s2=140),
-    Case(b=2, n1=2, n2=1, s1=150, s2=140, used_q=(100, 20), used_kv=(60, 140)),
+    Case(n1=4, n2=2, mask=CAUSAL, s1=300, s2=140, dlse=True),
+    Case(b=2, n1=2, n2=1, s1=150, s2=140, used_q=(100, 20), used_kv=(60, 140), **UPSTREAM),
     Case(
-        "TND", n1=2, n2=1, mask=WINDOW, win=(20, 0), cu_q=(0, 200, 260), cu_kv=(0, 50, 180), used_q=(190, 9)
+        "TND", n1=2, n2=1, mask=WINDOW, win=(20, 0), cu_q=(0, 200, 260), cu_kv=(0, 50, 180), used_q=(190, 9),
+        **UPSTREAM,
     ),
     Case(b=2, n1=3, n2=3, mask=CAUSAL, s1=100, s2=64, used_q=(100, 7), used_kv=(50, 64), expect="BN2-dense"),
-]
+    Case(b=2, mask=WINDOW, win=(60, 10), s1=100, s2=64, used_q=(100, 0), used_kv=(0, 64), **UPSTREAM),
+    Case(b=2, n1=64, n2=64, d=8, mask=CAUSAL, s1=384, s2=128, expect="multiblk-zero", **UPSTREAM),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", POISONED, ids=lambda case: case.id)
 def test_padding_and_rows_without_keys_do_not_leak(case: Case, form: str) -> None:
-    clean, poisoned = Run(case).backward(form), Run(case, poison=True).backward(form)
-    for x, y in zip(clean, poisoned, strict=True):
-        assert x.tobytes() == y.tobytes()
+    assert_same_bits(Run(case).backward(form), Run(case, poison=True).backward(form))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", POISONED[:3], ids=lambda case: case.id)
+def test_a_dlse_of_zeros_gives_the_bits_of_none(case: Case, form: str) -> None:
+    """Without dlse its buffer is one element of poison, and the flag is off."""
+    run = Run(replace(case, dlse=False))
+    without = run.backward(form)
+    run.arrays["dlse"] = np.zeros_like(run.arrays["lse"])
+    assert_same_bits(without, run.backward(form))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_launch_flag_says_whether_dlse_is_read(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(replace(POISONED[0], dlse=False))
+    without = run.backward(form)
+    run.arrays["dlse"] = np.full_like(run.arrays["lse"], np.nan)
+    monkeypatch.setattr(interpret, "launch_tiling", lambda plan, has_dlse: launch_tiling(plan, False))
+    assert_same_bits(without, run.backward(form))
 
 
 @pytest.mark.parametrize("sink", [-np.inf, np.inf, 80.0])
 def test_extreme_sinks(sink: float) -> None:
-    run = Run(Case(n1=2, n2=1, mask=CAUSAL, s1=140, s2=100))
+    run = Run(Case(n1=2, n2=1, mask=CAUSAL, s1=140, s2=100, dlse=True))
     run.sinks = np.full(2, sink, np.float32)
     out, lse = run.forward()
     call = run.case.call
@@ -446,6 +526,25 @@ def test_extreme_sinks(sink: float) -> None:
     )
     assert np.allclose(lse, lse_reference, rtol=1e-5)
     assert np.abs(out - reference).max() <= 1e-3
+    run.arrays |= {"attn_out": reference.astype(np.float16), "lse": lse_reference.astype(np.float32)}
+    expected = oracle.backward(*run._operands(), call, run.sinks, run.arrays["dlse"])
+    gradients = run.backward("accumulate")
+    assert np.allclose(gradients.dsinks, expected.dsinks, rtol=1e-5)
+    for name in ("dq", "dk", "dv"):
+        assert np.allclose(getattr(gradients, name), getattr(expected, name), atol=2e-3)
+
+
+def test_the_sum_of_a_long_sequence_is_exact_to_float32() -> None:
+    """Every row adds the same number, so that what plain float32 loses adds up: 4e-6 here."""
+    case = Case(n1=2, n2=1, s1=60_000, s2=1, d=8, **UPSTREAM)
+    run = Run(case)
+    run.sinks = np.array([np.inf, -np.inf], np.float32)
+    run.arrays["dlse"] = np.full_like(run.arrays["lse"], 0.1)
+    run.arrays["dout"] = np.zeros_like(run.arrays["dout"])
+    dsinks = run.backward("deterministic").dsinks
+    total = case.s1 * float(np.float32(0.1))
+    assert abs(dsinks[0] - total) <= np.finfo(np.float32).eps * total
+    assert dsinks[1] == 0
 
 
 def test_cases_cover_the_contract() -> None:

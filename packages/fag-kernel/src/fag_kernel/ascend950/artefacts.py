@@ -21,7 +21,7 @@ from typing import Any, Final
 from fag_kernel.ascend950.catalog import DTYPES, DType
 from fag_kernel.ascend950.errors import ArtefactError
 
-MANIFEST_FORMAT: Final = 1
+MANIFEST_FORMAT: Final = 2
 DATA: Final = Path(__file__).parent / "data"
 BINARY_JSON: Final = "flash_attn_grad_binary.json"
 REMEDY: Final = "Reinstall fag-kernel: pip install --force-reinstall --no-deps fag-kernel."

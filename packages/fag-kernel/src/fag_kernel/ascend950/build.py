@@ -15,6 +15,7 @@ from fag_kernel.ascend950.catalog import (
     FORMS,
     GRID_RULES,
     PARAMETERS,
+    TILING_RULE,
     DType,
     Kernel,
     all_kernels,
@@ -85,7 +86,7 @@ def selected(dtype: DType | None, key: int | None) -> dict[str, Kernel]:
         step.kernel.name: step.kernel
         for each in ([dtype] if dtype else DTYPES)
         for form in FORMS
-        for step in launches(key, each, form)
+        for step in launches(key, each, form, has_sinks=True)
     }
 
 
@@ -160,6 +161,7 @@ def write(data: Path, compiled: dict[str, Compiled], versions: dict[str, str]) -
                 "compiler_options": list(OPTIONS),
                 "grid_rules": GRID_RULES,
                 "workspace_rules": WORKSPACE_RULES,
+                "tiling_rule": TILING_RULE,
                 "memory_kib": MEMORY_KIB,
                 "tiling_keys": [key_record(key, dtype) for key in valid_keys()],
                 "forward": [kernel.name for kernel in forward_kernels() if kernel.dtype == dtype],
@@ -175,10 +177,8 @@ def key_record(key: int, dtype: DType) -> dict[str, Any]:
         "tiling_key": key,
         "name": fields.name,
         "workspace": "accumulate" if fields.template == "BN2GS1S2" else "none",
-        "launches": {
-            form: [{"stage": step.stage, "kernel": step.kernel.name} for step in launches(key, dtype, form)]
-            for form in FORMS
-        },
+        "launches": {form: [step.record for step in launches(key, dtype, form)] for form in FORMS},
+        "sinks": launches(key, dtype, FORMS[0], has_sinks=True)[-1].record,
     }
 
 

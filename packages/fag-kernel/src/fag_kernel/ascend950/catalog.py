@@ -1,22 +1,26 @@
 """Which kernels exist, and which of them a tiling key needs: the one table behind build, manifest, launch
 and tests.
 
-A tiling key names a variant of the gradient; running it takes one to three launches (clear, main, cast).
-Each launch names a kernel: a Triton function with its compile-time constants and 16-bit type. Several keys
-share the passes.
+A tiling key names a variant of the gradient; running it takes one to three launches (clear, main, cast), and
+one more for the gradient of the sinks. Each launch names a kernel: a Triton function with its compile-time
+constants and 16-bit type. Several keys share the passes.
 
 Needs neither Triton nor the compiler: the sources are named, not imported.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from fag_kernel.ascend950.tile_table import PASS_CHUNK, tile_sizes
+from fag_kernel.ascend950.tile_table import PASS_CHUNK, SINK_ROWS, tile_sizes
 from fag_kernel.tiling_key import TilingKey, valid_keys
 from fag_metadata import MaskMode
+
+if TYPE_CHECKING:
+    from fag_kernel.plan import TilingPlan
 
 DType = Literal["bf16", "fp16"]
 Form = Literal["accumulate", "deterministic"]
@@ -35,6 +39,7 @@ PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "dout": ("dout", "16bit"),
     "attn_out": ("attn_out", "16bit"),
     "lse": ("softmax_lse", "float32"),
+    "dlse": ("dlse", "float32"),
     "cu_q": ("cu_seqlens_q", "int32"),
     "cu_kv": ("cu_seqlens_kv", "int32"),
     "used_q": ("seqused_q", "int32"),
@@ -45,6 +50,7 @@ PARAMETERS: Final[dict[str, tuple[str, str]]] = {
     "dq": ("dq", "16bit"),
     "dk": ("dk", "16bit"),
     "dv": ("dv", "16bit"),
+    "dsinks": ("dsinks", "float32"),
     "out": ("attn_out", "16bit"),
     "tiling": ("tiling_data", "int64"),
 }
@@ -56,7 +62,14 @@ GRID_RULES: Final = {
     "vector_cores": "all vector cores of the device",
 }
 
-_INPUTS: Final = ("q", "k", "v", "dout", "attn_out", "lse")
+#: What the kernels' `tiling_data` points to: launch_tiling() makes it.
+TILING_RULE: Final = (
+    "TilingPlan.tiling_data (192 bytes), then launch flags (int64): bit 0 = dlse is given and is read"
+)
+_HAS_DLSE: Final = 1
+
+_INPUTS: Final = ("q", "k", "v", "dout", "attn_out", "lse", "dlse")
+_OUTPUTS: Final = ("dq", "dk", "dv")
 _LENGTHS: Final = ("cu_q", "cu_kv", "used_q", "used_kv")
 
 
@@ -90,6 +103,11 @@ class Launch:
     stage: str
     kernel: Kernel
 
+    @property
+    def record(self) -> dict[str, str]:
+        """The step as a manifest has it."""
+        return {"stage": self.stage, "kernel": self.kernel.name}
+
 
 def _kernel(
     family: str,
@@ -120,29 +138,22 @@ def _layout(is_tnd: bool) -> str:
     return "tnd" if is_tnd else "dense"
 
 
-def _zero_accumulators(is_tnd: bool) -> Kernel:
+def _pass(family: str, tensors: tuple[str, ...], is_tnd: bool, dtype: DType | None) -> Kernel:
+    """A kernel of passes.py."""
     return _kernel(
-        "zero_accumulators", "passes.zero_accumulators_kernel",
-        ("cu_q", "cu_kv", "workspace", "tiling"),
-        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], None,
-        core_type="vector", grid="vector_cores",
-    )  # fmt: skip
-
-
-def _zero_outputs(is_tnd: bool, dtype: DType) -> Kernel:
-    return _kernel(
-        "zero_outputs", "passes.zero_outputs_kernel",
-        ("cu_q", "cu_kv", "dq", "dk", "dv", "tiling"),
+        family, f"passes.{family}_kernel", ("cu_q", "cu_kv", *tensors, "tiling"),
         {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], dtype,
         core_type="vector", grid="vector_cores",
     )  # fmt: skip
 
 
-def _cast_outputs(is_tnd: bool, dtype: DType) -> Kernel:
+def _sink_gradients(key: TilingKey, dtype: DType) -> Kernel:
+    """The kernel that sums the gradient of the sinks; one for every mask."""
+    _, dva = kernel_dims(key.d_align, key.dv_align)
     return _kernel(
-        "cast_outputs", "passes.cast_outputs_kernel",
-        ("cu_q", "cu_kv", "workspace", "dq", "dk", "dv", "tiling"),
-        {"IS_TND": int(is_tnd), "CHUNK": PASS_CHUNK}, [_layout(is_tnd)], dtype,
+        "sink_gradients", "sink_gradients.sink_gradients_kernel",
+        ("dout", "attn_out", "lse", "dlse", *_LENGTHS, "sinks", "metadata", "dsinks", "tiling"),
+        {"IS_TND": int(key.is_tnd), "DVA": dva, "BM": SINK_ROWS}, [_layout(key.is_tnd), f"dv{dva}"], dtype,
         core_type="vector", grid="vector_cores",
     )  # fmt: skip
 
@@ -176,7 +187,7 @@ def _whole_heads(family: str, outputs: tuple[str, ...], key: TilingKey, dtype: D
     )  # fmt: skip
 
 
-def launches(tiling_key: int, dtype: DType, form: Form) -> tuple[Launch, ...]:
+def launches(tiling_key: int, dtype: DType, form: Form, *, has_sinks: bool = False) -> tuple[Launch, ...]:
     """The launches, in order, that run the gradient of a tiling key.
 
     Args:
@@ -184,6 +195,7 @@ def launches(tiling_key: int, dtype: DType, form: Form) -> tuple[Launch, ...]:
         dtype: "bf16" or "fp16".
         form: "accumulate" (float32 atomics) or "deterministic" (none). Template BN2 needs no atomics: both
             are equal.
+        has_sinks: Whether the gradient of the sinks is wanted too: one more launch, "sinks".
 
     Raises:
         ValueError: A key that no kernel exists for, or another dtype or form.
@@ -197,26 +209,43 @@ def launches(tiling_key: int, dtype: DType, form: Form) -> tuple[Launch, ...]:
         raise ValueError(f"ascend950: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     if form not in FORMS:
         raise ValueError(f"ascend950: form must be one of {', '.join(FORMS)}, got {form!r}.")
-    if key.template == "BN2":
-        if not key.is_multiblk:
-            return (Launch("main", _whole_heads("bn2", ("dq", "dk", "dv"), key, dtype)),)
-        zero = (Launch("zero", _zero_outputs(False, dtype)),) if key.needs_zero else ()
-        return (
-            *zero,
-            Launch("columns", _whole_heads("bn2_columns", ("dk", "dv"), key, dtype)),
-            Launch("rows", _whole_heads("bn2_rows", ("dq",), key, dtype)),
-        )
+    steps = _whole_head_launches(key, dtype) if key.template == "BN2" else _general_launches(key, dtype, form)
+    return (*steps, Launch("sinks", _sink_gradients(key, dtype))) if has_sinks else steps
+
+
+def _whole_head_launches(key: TilingKey, dtype: DType) -> tuple[Launch, ...]:
+    if not key.is_multiblk:
+        return (Launch("main", _whole_heads("bn2", _OUTPUTS, key, dtype)),)
+    zero = (Launch("zero", _pass("zero_outputs", _OUTPUTS, False, dtype)),) if key.needs_zero else ()
+    return (
+        *zero,
+        Launch("columns", _whole_heads("bn2_columns", ("dk", "dv"), key, dtype)),
+        Launch("rows", _whole_heads("bn2_rows", ("dq",), key, dtype)),
+    )
+
+
+def _general_launches(key: TilingKey, dtype: DType, form: Form) -> tuple[Launch, ...]:
     if form == "accumulate":
         return (
-            Launch("zero", _zero_accumulators(key.is_tnd)),
+            Launch("zero", _pass("zero_accumulators", ("workspace",), key.is_tnd, None)),
             Launch("main", _general("accumulate", ("workspace",), key, dtype)),
-            Launch("cast", _cast_outputs(key.is_tnd, dtype)),
+            Launch("cast", _pass("cast_outputs", ("workspace", *_OUTPUTS), key.is_tnd, dtype)),
         )
     return (
-        Launch("zero", _zero_outputs(key.is_tnd, dtype)),
+        Launch("zero", _pass("zero_outputs", _OUTPUTS, key.is_tnd, dtype)),
         Launch("columns", _general("columns", ("dk", "dv"), key, dtype)),
         Launch("rows", _general("rows", ("dq",), key, dtype)),
     )
+
+
+def launch_tiling(plan: TilingPlan, has_dlse: bool) -> bytes:
+    """The buffer behind the kernels' parameter `tiling`: 200 bytes, 25 words of 8.
+
+    Args:
+        plan: Plan of the problem; its 192 bytes come first.
+        has_dlse: Whether `dlse` points to a gradient; if not, no kernel reads through it.
+    """
+    return plan.tiling_data + struct.pack("<q", _HAS_DLSE if has_dlse else 0)
 
 
 def _checked_key(tiling_key: int) -> TilingKey:
@@ -274,7 +303,7 @@ def all_kernels() -> dict[str, Kernel]:
     for dtype in DTYPES:
         for key in valid_keys():
             for form in FORMS:
-                for step in launches(key, dtype, form):
+                for step in launches(key, dtype, form, has_sinks=True):
                     kernels[step.kernel.name] = step.kernel
     kernels.update((kernel.name, kernel) for kernel in forward_kernels())
     return kernels

@@ -131,7 +131,7 @@ def kernel_lines() -> Iterator[str]:
         yield f"  {'kernel':<50}{'tile':>9}{heads}"
         for name, record in contents["kernels"].items():
             constants = record["constants"]
-            tile = f"{constants['BM']}x{constants['BN']}" if "BM" in constants else str(constants["CHUNK"])
+            tile = "x".join(str(constants[size]) for size in ("BM", "BN", "CHUNK") if size in constants)
             use = "".join(f"{record['memory_kib'].get(space, 0):>11g}" for space in spaces)
             yield f"  {name:<50}{tile:>9}{use}"
         yield f"  {'tiling key':<50}launches (accumulate | deterministic)"

@@ -14,7 +14,7 @@ class Step:
     """One launch of a gradient.
 
     Attributes:
-        stage: "zero", "main", "columns", "rows" or "cast".
+        stage: "zero", "main", "columns", "rows", "cast" or "sinks".
         kernel: Name in the manifest.
         core_type: "mix" or "vector".
         grid: Rule for the number of blocks: used_cube_cores, cube_cores or vector_cores.
@@ -38,6 +38,7 @@ class KernelEntry:
         name: The key by name.
         accumulate: Launches of the form with float32 atomics.
         deterministic: Launches of the form without.
+        sinks: The launch behind either form that makes the gradient of the sinks.
         needs_workspace: Whether the accumulate form uses the plan's workspace.
     """
 
@@ -46,6 +47,7 @@ class KernelEntry:
     name: str
     accumulate: tuple[Step, ...]
     deterministic: tuple[Step, ...]
+    sinks: Step
     needs_workspace: bool
 
 
@@ -102,6 +104,7 @@ def kernels(dtype: str | None = None) -> tuple[KernelEntry, ...]:
                     record["name"],
                     steps["accumulate"],
                     steps["deterministic"],
+                    _steps(contents, [record["sinks"]])[0],
                     record["workspace"] == "accumulate",
                 )
             )

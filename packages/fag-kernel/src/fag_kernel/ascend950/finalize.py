@@ -184,7 +184,6 @@ def finalize_all(dtype: str | None = None, key: int | None = None) -> list[Path]
 def _names_of_key(contents: dict[str, Any], key: int) -> list[str]:
     for record in contents["tiling_keys"]:
         if record["tiling_key"] == key:
-            return list(
-                dict.fromkeys(step["kernel"] for steps in record["launches"].values() for step in steps)
-            )
+            steps = [*(step for form in record["launches"].values() for step in form), record["sinks"]]
+            return list(dict.fromkeys(step["kernel"] for step in steps))
     raise ValueError(f"ascend950: tiling_key must be in the manifest, got {key}. See `fag-kernel info`.")

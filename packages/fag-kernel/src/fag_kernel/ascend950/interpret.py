@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fag_kernel.ascend950.catalog import Form, Kernel, forward_kernel, launches
+from fag_kernel.ascend950.catalog import Form, Kernel, forward_kernel, launch_tiling, launches
 
 if TYPE_CHECKING:
     from fag_kernel.plan import TilingPlan
@@ -26,11 +26,12 @@ Array = NDArray[Any]
 
 
 class Gradients(NamedTuple):
-    """Gradients in the layout and type of q, k, v."""
+    """Gradients in the layout and type of q, k, v; that of the sinks float32 (n1,), None without sinks."""
 
     dq: Array
     dk: Array
     dv: Array
+    dsinks: Array | None
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +93,8 @@ def _buffers(plan: TilingPlan, metadata: Array, tensors: dict[str, Array | None]
         for name, array in tensors.items()
     }
     buffers["metadata"] = torch.from_numpy(np.array(metadata))
-    buffers["tiling"] = torch.from_numpy(np.frombuffer(plan.tiling_data, np.int64).copy())
+    tiling = launch_tiling(plan, has_dlse=tensors.get("dlse") is not None)
+    buffers["tiling"] = torch.from_numpy(np.frombuffer(tiling, np.int64).copy())
     return buffers
 
 
@@ -110,9 +112,11 @@ def backward(
     cu_seqlens_kv: Array | None = None,
     seqused_q: Array | None = None,
     seqused_kv: Array | None = None,
+    dlse: Array | None = None,
+    sinks: Array | None = None,
     form: Form = "accumulate",
 ) -> Gradients:
-    """dq, dk, dv by the kernels of the plan's tiling key.
+    """dq, dk, dv, and dsinks if there are sinks, by the kernels of the plan's tiling key.
 
     Args:
         plan: Plan for the problem and an Ascend target.
@@ -127,6 +131,8 @@ def backward(
         cu_seqlens_kv: int32 (b+1,), TND only.
         seqused_q: int32 (b,) or None.
         seqused_kv: int32 (b,) or None.
+        dlse: Upstream gradient of lse, like lse, or None.
+        sinks: float32 (n1,) or None; the lse holds them already.
         form: "accumulate" or "deterministic".
 
     Note:
@@ -138,17 +144,20 @@ def backward(
     buffers = _buffers(
         plan, metadata,
         {
-            "q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "lse": lse, "cu_q": cu_seqlens_q,
-            "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv,
+            "q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "lse": lse, "dlse": dlse,
+            "cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv,
+            "sinks": sinks,
         },
     )  # fmt: skip
     for name, like in (("dq", q), ("dk", k), ("dv", v)):
         buffers[name] = torch.full(like.shape, float("nan"), dtype=buffers["q"].dtype)
+    buffers["dsinks"] = torch.full((plan.fields.n1,), float("nan"), dtype=torch.float32)
     floats = (plan.workspace_bytes - plan.dq_offset) // 4
     buffers["workspace"] = torch.full((max(floats, 1),), float("nan"), dtype=torch.float32)
-    for step in launches(plan.tiling_key, "fp16", form):
+    for step in launches(plan.tiling_key, "fp16", form, has_sinks=sinks is not None):
         _launch(step.kernel, _grid(step.kernel, plan), buffers)
-    return Gradients(*(buffers[name].numpy() for name in ("dq", "dk", "dv")))
+    dq, dk, dv, dsinks = (buffers[name].numpy() for name in Gradients._fields)
+    return Gradients(dq, dk, dv, None if sinks is None else dsinks)
 
 
 def forward(

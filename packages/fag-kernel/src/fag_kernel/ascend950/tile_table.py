@@ -17,6 +17,9 @@ MEMORY_KIB: Final = {"UB": 248, "L1": 512, "L0A": 64, "L0B": 64, "L0C": 256}
 #: Elements that a pass (clear, cast) moves in one step.
 PASS_CHUNK: Final = 8192
 
+#: Query rows that the gradient of the sinks reads in one step.
+SINK_ROWS: Final = 128
+
 
 class Tile(NamedTuple):
     """Rows and keys of a block; both divide 128, the tile of the metadata."""

@@ -69,11 +69,10 @@ def verify(data: Path | None = None) -> list[str]:
         for record in contents["tiling_keys"]:
             key = record["tiling_key"]
             for form in FORMS if key in valid_keys() else ():
-                steps = [{"stage": s.stage, "kernel": s.kernel.name} for s in launches(key, dtype, form)]
-                if record["launches"][form] != steps:
-                    wrong.append(
-                        f"{name}, key {key}, {form} must launch {steps}, got {record['launches'][form]}"
-                    )
+                steps = [step.record for step in launches(key, dtype, form, has_sinks=True)]
+                shipped_steps = [*record["launches"][form], record["sinks"]]
+                if shipped_steps != steps:
+                    wrong.append(f"{name}, key {key}, {form} must launch {steps}, got {shipped_steps}")
         # file by file, so that each is unpacked once
         for kernel in sorted(expected, key=lambda kernel: kernel.source):
             record = records.get(kernel.name)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .split import FAG_O1, FAG_O2, core_range
-from .sums import DQ_NONE, column_sums, row_sum
+from .sums import column_sums, row_sum
 from .tiles import (
     MD_GRAD_OFFSET,
     TD_D,
@@ -39,7 +39,7 @@ from .tiles import (
 
 @triton.jit
 def write_head_columns(
-    q, k, v, dout, attn_out, lse, dk, dv, b, head, s1, s2, tiling,
+    q, k, v, dout, attn_out, lse, dlse, dk, dv, b, head, s1, s2, tiling,
     MASK: tl.constexpr, NEED_ZERO: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -52,9 +52,8 @@ def write_head_columns(
         sum_k = tl.zeros((BN, DA), tl.float32)
         sum_v = tl.zeros((BN, DVA), tl.float32)
         sum_k, sum_v = column_sums(
-            q, k, v, dout, attn_out, lse, dk, b, head, head, column, 0, s1, sum_k, sum_v, s1, s2, 0, 0,
-            tiling, tiling,
-            False, MASK, DA, DVA, BM, BN, DQ_NONE,
+            q, k, v, dout, attn_out, lse, dlse, dk, b, head, head, column, 0, s1, sum_k, sum_v, s1, s2,
+            0, 0, tiling, tiling, False, MASK, DA, DVA, BM, BN, False,
         )  # fmt: skip
         limit = s2
         if NEED_ZERO:
@@ -67,7 +66,7 @@ def write_head_columns(
 
 @triton.jit
 def write_head_rows(
-    q, k, v, dout, attn_out, lse, dq, b, head, s1, s2, tiling,
+    q, k, v, dout, attn_out, lse, dlse, dq, b, head, s1, s2, tiling,
     MASK: tl.constexpr, NEED_ZERO: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -78,8 +77,8 @@ def write_head_rows(
         row = block * BM
         begin, end, _, _ = columns_of_rows(row, BM, s1, s2, shift_lo, shift_hi)
         total = row_sum(
-            q, k, v, dout, attn_out, lse, q, q, b, head, head, row, s1, s2, s2, 0, 0, tiling, tiling,
-            False, MASK, DA, DVA, BM, BN, False,
+            q, k, v, dout, attn_out, lse, dlse, q, q, b, head, head, row, s1, s2, s2, 0, 0,
+            tiling, tiling, False, MASK, DA, DVA, BM, BN, False,
         )  # fmt: skip
         limit = s1
         if NEED_ZERO:
@@ -103,7 +102,7 @@ def heads_of_core(metadata, MULTI_BLOCK: tl.constexpr):
 
 @triton.jit
 def bn2_kernel(
-    q, k, v, dout, attn_out, lse, used_q, used_kv, metadata, dq, dk, dv, tiling,
+    q, k, v, dout, attn_out, lse, dlse, used_q, used_kv, metadata, dq, dk, dv, tiling,
     MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Write dQ, dK, dV of the core's heads, all rows of their slots. Grid: the used cores."""
@@ -117,15 +116,15 @@ def bn2_kernel(
         )
         q_first, q_heads = query_view(b, head, 0, tiling, False)
         total = row_sum(
-            q, k, v, dout, attn_out, lse, dk, dv, b, head, head, 0, s1, s2, slot_kv, 0, 0, tiling, tiling,
-            False, MASK, DA, DVA, BM, BN, True,
+            q, k, v, dout, attn_out, lse, dlse, dk, dv, b, head, head, 0, s1, s2, slot_kv, 0, 0,
+            tiling, tiling, False, MASK, DA, DVA, BM, BN, True,
         )  # fmt: skip
         store_tile(dq, q_first, q_heads, 0, slot_q, read_int(tiling, TD_D), total, BM, DA)
 
 
 @triton.jit
 def bn2_columns_kernel(
-    q, k, v, dout, attn_out, lse, used_q, used_kv, metadata, dk, dv, tiling,
+    q, k, v, dout, attn_out, lse, dlse, used_q, used_kv, metadata, dk, dv, tiling,
     MASK: tl.constexpr, NEED_ZERO: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -136,14 +135,14 @@ def bn2_columns_kernel(
         b = unit // n1
         s1, s2, _, _, _, _ = batch_lengths(b, tiling, metadata, used_q, used_kv, used_q, used_kv, False)
         write_head_columns(
-            q, k, v, dout, attn_out, lse, dk, dv, b, unit % n1, s1, s2, tiling, MASK, NEED_ZERO, DA, DVA, BM,
-            BN,
+            q, k, v, dout, attn_out, lse, dlse, dk, dv, b, unit % n1, s1, s2, tiling,
+            MASK, NEED_ZERO, DA, DVA, BM, BN,
         )  # fmt: skip
 
 
 @triton.jit
 def bn2_rows_kernel(
-    q, k, v, dout, attn_out, lse, used_q, used_kv, metadata, dq, tiling,
+    q, k, v, dout, attn_out, lse, dlse, used_q, used_kv, metadata, dq, tiling,
     MASK: tl.constexpr, NEED_ZERO: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -154,5 +153,6 @@ def bn2_rows_kernel(
         b = unit // n1
         s1, s2, _, _, _, _ = batch_lengths(b, tiling, metadata, used_q, used_kv, used_q, used_kv, False)
         write_head_rows(
-            q, k, v, dout, attn_out, lse, dq, b, unit % n1, s1, s2, tiling, MASK, NEED_ZERO, DA, DVA, BM, BN
-        )
+            q, k, v, dout, attn_out, lse, dlse, dq, b, unit % n1, s1, s2, tiling,
+            MASK, NEED_ZERO, DA, DVA, BM, BN,
+        )  # fmt: skip

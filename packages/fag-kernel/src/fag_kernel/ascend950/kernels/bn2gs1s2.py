@@ -14,8 +14,8 @@ the cores work on the same head at the same time and find its tensors in L2; the
 import triton
 import triton.language as tl
 
-from .split import core_range, entries_of_range, has_own_tiles, tile_grid
-from .sums import DQ_ADD, DQ_NONE, column_sums, row_sum
+from .split import has_own_tiles, range_of_core, tile_grid
+from .sums import column_sums, row_sum
 from .tiles import (
     TD_B,
     TD_D,
@@ -23,22 +23,23 @@ from .tiles import (
     TD_G,
     TD_N1,
     TD_N2,
+    TD_S1,
+    TD_S2,
     TILE,
     add_tile,
     batch_lengths,
-    key_tokens,
     key_view,
-    query_tokens,
     query_view,
     read_int,
     read_scale,
     store_tile,
+    total_rows,
 )
 
 
 @triton.jit
 def add_column(
-    q, k, v, dout, attn_out, lse, workspace, b, head, column, row_lo, row_hi,
+    q, k, v, dout, attn_out, lse, dlse, workspace, b, head, column, row_lo, row_hi,
     tiling, metadata, cu_q, cu_kv, used_q, used_kv,
     IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
@@ -49,17 +50,16 @@ def add_column(
     dv = read_int(tiling, TD_DV)
     n2 = read_int(tiling, TD_N2)
     head_kv = head // read_int(tiling, TD_G)
-    acc_dk = workspace + query_tokens(tiling, cu_q, IS_TND) * read_int(tiling, TD_N1) * d
-    acc_dv = acc_dk + key_tokens(tiling, cu_kv, IS_TND) * n2 * d
+    acc_dk = workspace + total_rows(tiling, cu_q, TD_S1, IS_TND) * read_int(tiling, TD_N1) * d
+    acc_dv = acc_dk + total_rows(tiling, cu_kv, TD_S2, IS_TND) * n2 * d
     k_first, k_heads = key_view(b, head_kv, token_kv, tiling, IS_TND)
     for part in range(TILE // BN):
         first = column + part * BN
         sum_k = tl.zeros((BN, DA), tl.float32)
         sum_v = tl.zeros((BN, DVA), tl.float32)
         sum_k, sum_v = column_sums(
-            q, k, v, dout, attn_out, lse, workspace, b, head, head_kv, first, row_lo, row_hi, sum_k, sum_v,
-            s1, s2,
-            token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, DQ_ADD,
+            q, k, v, dout, attn_out, lse, dlse, workspace, b, head, head_kv, first, row_lo, row_hi,
+            sum_k, sum_v, s1, s2, token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, True,
         )  # fmt: skip
         add_tile(acc_dk, k_first, k_heads, first, s2, d, sum_k, BN, DA)
         add_tile(acc_dv, k_first, k_heads, first, s2, dv, sum_v, BN, DVA)
@@ -67,7 +67,7 @@ def add_column(
 
 @triton.jit
 def accumulate_kernel(
-    q, k, v, dout, attn_out, lse, cu_q, cu_kv, used_q, used_kv, metadata, workspace, tiling,
+    q, k, v, dout, attn_out, lse, dlse, cu_q, cu_kv, used_q, used_kv, metadata, workspace, tiling,
     IS_TND: tl.constexpr, MASK: tl.constexpr, SWIZZLE: tl.constexpr,
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -83,13 +83,12 @@ def accumulate_kernel(
             b = dealt // (n1 * o2)
             unit = dealt % (n1 * o2)
             add_column(
-                q, k, v, dout, attn_out, lse, workspace, b, unit // o2, unit % o2 * TILE, 0, o1 * TILE,
-                tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
+                q, k, v, dout, attn_out, lse, dlse, workspace, b, unit // o2, unit % o2 * TILE,
+                0, o1 * TILE, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
             )  # fmt: skip
     else:
-        start, end, batch = core_range(metadata, core)
-        first, last, base = entries_of_range(
-            start, end, batch, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
+        start, end, first, last, base = range_of_core(
+            core, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
         )
         for b in range(first, last):
             o1, o2 = tile_grid(b, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
@@ -100,15 +99,17 @@ def accumulate_kernel(
                 row_lo = tl.maximum(lo - unit * rows, 0) * TILE
                 row_hi = tl.minimum(hi - unit * rows, rows) * TILE
                 add_column(
-                    q, k, v, dout, attn_out, lse, workspace, b, unit // o2, unit % o2 * TILE, row_lo, row_hi,
-                    tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
+                    q, k, v, dout, attn_out, lse, dlse, workspace, b, unit // o2, unit % o2 * TILE,
+                    row_lo, row_hi, tiling, metadata, cu_q, cu_kv, used_q, used_kv,
+                    IS_TND, MASK, DA, DVA, BM, BN,
                 )  # fmt: skip
             base += n1 * o1 * o2
 
 
 @triton.jit
 def write_column(
-    q, k, v, dout, attn_out, lse, dk, dv, b, head_kv, column, tiling, metadata, cu_q, cu_kv, used_q, used_kv,
+    q, k, v, dout, attn_out, lse, dlse, dk, dv, b, head_kv, column,
+    tiling, metadata, cu_q, cu_kv, used_q, used_kv,
     IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -122,9 +123,8 @@ def write_column(
         sum_v = tl.zeros((BN, DVA), tl.float32)
         for member in range(group):
             sum_k, sum_v = column_sums(
-                q, k, v, dout, attn_out, lse, dk, b, head_kv * group + member, head_kv, first, 0, s1, sum_k,
-                sum_v,
-                s1, s2, token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, DQ_NONE,
+                q, k, v, dout, attn_out, lse, dlse, dk, b, head_kv * group + member, head_kv, first, 0, s1,
+                sum_k, sum_v, s1, s2, token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, False,
             )  # fmt: skip
         store_tile(
             dk, k_first, k_heads, first, s2, read_int(tiling, TD_D), sum_k * read_scale(tiling), BN, DA
@@ -134,7 +134,7 @@ def write_column(
 
 @triton.jit
 def columns_kernel(
-    q, k, v, dout, attn_out, lse, cu_q, cu_kv, used_q, used_kv, metadata, dk, dv, tiling,
+    q, k, v, dout, attn_out, lse, dlse, cu_q, cu_kv, used_q, used_kv, metadata, dk, dv, tiling,
     IS_TND: tl.constexpr, MASK: tl.constexpr, SWIZZLE: tl.constexpr,
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -149,13 +149,12 @@ def columns_kernel(
             b = dealt // (n2 * o2)
             unit = dealt % (n2 * o2)
             write_column(
-                q, k, v, dout, attn_out, lse, dk, dv, b, unit // o2, unit % o2 * TILE,
+                q, k, v, dout, attn_out, lse, dlse, dk, dv, b, unit // o2, unit % o2 * TILE,
                 tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
             )  # fmt: skip
     else:
-        start, end, batch = core_range(metadata, core)
-        first, last, base = entries_of_range(
-            start, end, batch, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
+        start, end, first, last, base = range_of_core(
+            core, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
         )
         for b in range(first, last):
             o1, o2 = tile_grid(b, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
@@ -164,7 +163,7 @@ def columns_kernel(
             worth = tl.maximum(n1 // n2 * o1, 1)
             for unit in range(tl.cdiv(lo, worth), tl.cdiv(hi, worth)):
                 write_column(
-                    q, k, v, dout, attn_out, lse, dk, dv, b, unit // o2, unit % o2 * TILE,
+                    q, k, v, dout, attn_out, lse, dlse, dk, dv, b, unit // o2, unit % o2 * TILE,
                     tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
                 )  # fmt: skip
             base += n1 * o1 * o2
@@ -172,7 +171,8 @@ def columns_kernel(
 
 @triton.jit
 def write_row(
-    q, k, v, dout, attn_out, lse, dq, b, head, first_row, tiling, metadata, cu_q, cu_kv, used_q, used_kv,
+    q, k, v, dout, attn_out, lse, dlse, dq, b, head, first_row,
+    tiling, metadata, cu_q, cu_kv, used_q, used_kv,
     IS_TND: tl.constexpr, MASK: tl.constexpr, DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -185,16 +185,15 @@ def write_row(
     for part in range(TILE // BM):
         row = first_row + part * BM
         total = row_sum(
-            q, k, v, dout, attn_out, lse, q, q, b, head, head_kv, row, s1, s2, slot_kv, token_q, token_kv,
-            tiling, cu_q,
-            IS_TND, MASK, DA, DVA, BM, BN, False,
+            q, k, v, dout, attn_out, lse, dlse, q, q, b, head, head_kv, row, s1, s2, slot_kv,
+            token_q, token_kv, tiling, cu_q, IS_TND, MASK, DA, DVA, BM, BN, False,
         )  # fmt: skip
         store_tile(dq, q_first, q_heads, row, s1, read_int(tiling, TD_D), total, BM, DA)
 
 
 @triton.jit
 def rows_kernel(
-    q, k, v, dout, attn_out, lse, cu_q, cu_kv, used_q, used_kv, metadata, dq, tiling,
+    q, k, v, dout, attn_out, lse, dlse, cu_q, cu_kv, used_q, used_kv, metadata, dq, tiling,
     IS_TND: tl.constexpr, MASK: tl.constexpr, SWIZZLE: tl.constexpr,
     DA: tl.constexpr, DVA: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -208,13 +207,12 @@ def rows_kernel(
             b = dealt // (n1 * o1)
             unit = dealt % (n1 * o1)
             write_row(
-                q, k, v, dout, attn_out, lse, dq, b, unit // o1, unit % o1 * TILE,
+                q, k, v, dout, attn_out, lse, dlse, dq, b, unit // o1, unit % o1 * TILE,
                 tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
             )  # fmt: skip
     else:
-        start, end, batch = core_range(metadata, core)
-        first, last, base = entries_of_range(
-            start, end, batch, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
+        start, end, first, last, base = range_of_core(
+            core, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND
         )
         for b in range(first, last):
             o1, o2 = tile_grid(b, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
@@ -223,7 +221,7 @@ def rows_kernel(
             worth = tl.maximum(o2, 1)
             for unit in range(tl.cdiv(lo, worth), tl.cdiv(hi, worth)):
                 write_row(
-                    q, k, v, dout, attn_out, lse, dq, b, unit // o1, (o1 - 1 - unit % o1) * TILE,
+                    q, k, v, dout, attn_out, lse, dlse, dq, b, unit // o1, (o1 - 1 - unit % o1) * TILE,
                     tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND, MASK, DA, DVA, BM, BN,
                 )  # fmt: skip
             base += n1 * o1 * o2

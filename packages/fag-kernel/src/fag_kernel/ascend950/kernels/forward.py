@@ -10,7 +10,6 @@ not in training; only the words that say which lengths exist are read.
 import triton
 import triton.language as tl
 
-from .sums import seen_keys
 from .tiles import (
     TD_B,
     TD_D,
@@ -27,6 +26,7 @@ from .tiles import (
     query_view,
     read_int,
     read_scale,
+    seen_keys,
     store_tile,
 )
 

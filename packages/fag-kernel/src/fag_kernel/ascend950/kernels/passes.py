@@ -9,7 +9,7 @@ Grid: the vector cores of the metadata.
 import triton
 import triton.language as tl
 
-from .tiles import TD_D, TD_DV, TD_N1, TD_N2, key_tokens, query_tokens, read_scale
+from .tiles import TD_D, TD_DV, TD_N1, TD_N2, TD_S1, TD_S2, read_scale, total_rows
 
 
 @triton.jit
@@ -24,8 +24,8 @@ def share(total, CHUNK: tl.constexpr):
 @triton.jit
 def element_counts(tiling, cu_q, cu_kv, IS_TND: tl.constexpr):
     """Elements (int64) of dq, dk and dv."""
-    rows_kv = key_tokens(tiling, cu_kv, IS_TND) * tl.load(tiling + TD_N2)
-    count_q = query_tokens(tiling, cu_q, IS_TND) * tl.load(tiling + TD_N1) * tl.load(tiling + TD_D)
+    rows_kv = total_rows(tiling, cu_kv, TD_S2, IS_TND) * tl.load(tiling + TD_N2)
+    count_q = total_rows(tiling, cu_q, TD_S1, IS_TND) * tl.load(tiling + TD_N1) * tl.load(tiling + TD_D)
     return count_q, rows_kv * tl.load(tiling + TD_D), rows_kv * tl.load(tiling + TD_DV)
 
 

@@ -70,10 +70,13 @@ def tile_grid(b, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl
 
 
 @triton.jit
-def entries_of_range(
-    start, end, batch, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.constexpr
-):
-    """(first batch entry, end entry, number of the first entry's first tile) that a range can touch."""
+def range_of_core(
+    core, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.constexpr
+):  # fmt: skip
+    """(first tile, end tile, first batch entry, end entry, number of the first entry's first tile) of a
+    core; the entries are those that its tiles can lie in.
+    """
+    start, end, batch = core_range(metadata, core)
     n1 = read_int(tiling, TD_N1)
     last = read_int(tiling, TD_B)
     o1, o2 = tile_grid(0, own, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND)
@@ -88,4 +91,4 @@ def entries_of_range(
             base += n1 * o1 * o2
     else:
         last = tl.minimum(last, tl.cdiv(end, per_entry))
-    return first, last, base
+    return start, end, first, last, base

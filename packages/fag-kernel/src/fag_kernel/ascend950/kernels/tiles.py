@@ -18,7 +18,7 @@ Conventions of every function here:
 import triton
 import triton.language as tl
 
-# Tiling data: 24 words of 8 bytes, in the order of spec/host-tiling.md.
+# Tiling data: the plan's 24 words of 8 bytes, in the order of spec/host-tiling.md, then those of the launch.
 TD_B = tl.constexpr(0)
 TD_S1 = tl.constexpr(1)
 TD_S2 = tl.constexpr(2)
@@ -34,8 +34,11 @@ TD_D2_KV = tl.constexpr(13)
 TD_B0_KV = tl.constexpr(14)
 TD_N0 = tl.constexpr(15)
 TD_N2_COEF = tl.constexpr(16)
+TD_MASK_MODE = tl.constexpr(17)
 TD_WIN_LEFT = tl.constexpr(18)
 TD_WIN_RIGHT = tl.constexpr(19)
+TD_LAUNCH_FLAGS = tl.constexpr(24)  # catalog.launch_tiling writes it
+FLAG_DLSE = tl.constexpr(1)  # there is a gradient through lse
 
 # Metadata head (spec/metadata-format.md; words 8..15 are this project's). The words of the FAG block are in
 # split.py.
@@ -89,31 +92,33 @@ def batch_lengths(b, tiling, metadata, cu_q, cu_kv, used_q, used_kv, IS_TND: tl.
 
 
 @triton.jit
-def query_view(b, head, token, tiling, IS_TND: tl.constexpr):
-    """(first row as int64, heads per row) of query head `head`: element (row, e) of a tensor of width w
-    lies at (first + row * heads) * w + e. Serves q, dout, attn_out, dq and the float32 accumulator of dq.
+def head_view(
+    b, head, token, tiling,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, D2: tl.constexpr, B0: tl.constexpr, IS_TND: tl.constexpr,
+):  # fmt: skip
+    """(first row as int64, heads per row) of a head: element (row, e) of a tensor of width w lies at (first +
+    row * heads) * w + e. The constants are the words of the tiling data that say so.
     """
     if IS_TND:
-        heads = read_int(tiling, TD_N1)
+        heads = read_int(tiling, HEADS)
         first = token.to(tl.int64) * heads + head
     else:
-        heads = read_int(tiling, TD_D2_Q)
-        outer = b * tl.load(tiling + TD_B0_Q) + head * tl.load(tiling + TD_N0)
-        first = outer * tl.load(tiling + TD_S1) * heads + head * tl.load(tiling + TD_N2_COEF)
+        heads = read_int(tiling, D2)
+        outer = b * tl.load(tiling + B0) + head * tl.load(tiling + TD_N0)
+        first = outer * tl.load(tiling + ROWS) * heads + head * tl.load(tiling + TD_N2_COEF)
     return first, heads
 
 
 @triton.jit
+def query_view(b, head, token, tiling, IS_TND: tl.constexpr):
+    """head_view of query head `head`: q, dout, attn_out, dq and the float32 accumulator of dq."""
+    return head_view(b, head, token, tiling, TD_N1, TD_S1, TD_D2_Q, TD_B0_Q, IS_TND)
+
+
+@triton.jit
 def key_view(b, head, token, tiling, IS_TND: tl.constexpr):
-    """As query_view for key-value head `head`: k, v, dk, dv and their accumulators."""
-    if IS_TND:
-        heads = read_int(tiling, TD_N2)
-        first = token.to(tl.int64) * heads + head
-    else:
-        heads = read_int(tiling, TD_D2_KV)
-        outer = b * tl.load(tiling + TD_B0_KV) + head * tl.load(tiling + TD_N0)
-        first = outer * tl.load(tiling + TD_S2) * heads + head * tl.load(tiling + TD_N2_COEF)
-    return first, heads
+    """head_view of key-value head `head`: k, v, dk, dv and their accumulators."""
+    return head_view(b, head, token, tiling, TD_N2, TD_S2, TD_D2_KV, TD_B0_KV, IS_TND)
 
 
 @triton.jit
@@ -127,22 +132,12 @@ def lse_row(b, head, token, tiling, cu_q, IS_TND: tl.constexpr):
 
 
 @triton.jit
-def query_tokens(tiling, cu_q, IS_TND: tl.constexpr):
-    """Rows of q per head (int64): b * s1, or t1."""
+def total_rows(tiling, cu, ROWS: tl.constexpr, IS_TND: tl.constexpr):
+    """Rows per head (int64) of q with cu_q and TD_S1: b * s1, or t1; of k with cu_kv and TD_S2."""
     if IS_TND:
-        rows = tl.load(cu_q + read_int(tiling, TD_B)).to(tl.int64)
+        rows = tl.load(cu + read_int(tiling, TD_B)).to(tl.int64)
     else:
-        rows = tl.load(tiling + TD_B) * tl.load(tiling + TD_S1)
-    return rows
-
-
-@triton.jit
-def key_tokens(tiling, cu_kv, IS_TND: tl.constexpr):
-    """Rows of k per head (int64): b * s2, or t2."""
-    if IS_TND:
-        rows = tl.load(cu_kv + read_int(tiling, TD_B)).to(tl.int64)
-    else:
-        rows = tl.load(tiling + TD_B) * tl.load(tiling + TD_S2)
+        rows = tl.load(tiling + TD_B) * tl.load(tiling + ROWS)
     return rows
 
 
@@ -171,25 +166,12 @@ def mask_shifts(s1, s2, tiling, MASK: tl.constexpr):
 
 
 @triton.jit
-def rows_of_columns(first, width, s1, s2, shift_lo, shift_hi):
-    """Rows that meet the columns [first, first + width): (begin, end, inner_begin, inner_end).
-
-    [begin, end) see at least one of the columns that exist, [inner_begin, inner_end) all `width` of them;
-    the inner range is empty where a column lies beyond s2.
-    """
-    last = tl.minimum(first + width, s2) - 1
-    begin = tl.maximum(first - shift_hi, 0)
-    end = tl.minimum(last - shift_lo + 1, s1)
-    inner_begin = tl.maximum(last - shift_hi, 0)
-    inner_end = tl.minimum(first - shift_lo + 1, s1)
-    inner_end = tl.where(first + width <= s2, inner_end, 0)
-    end = tl.where(last >= first, end, 0)
-    return begin, end, inner_begin, inner_end
-
-
-@triton.jit
 def columns_of_rows(first, width, s1, s2, shift_lo, shift_hi):
-    """Columns that meet the rows [first, first + width): the mirror image of rows_of_columns."""
+    """Columns that meet the rows [first, first + width): (begin, end, inner_begin, inner_end).
+
+    [begin, end) are seen by at least one of the rows that exist, [inner_begin, inner_end) by all `width` of
+    them; the inner range is empty where a row lies beyond s1.
+    """
     last = tl.minimum(first + width, s1) - 1
     begin = tl.maximum(first + shift_lo, 0)
     end = tl.minimum(last + shift_hi + 1, s2)
@@ -198,6 +180,26 @@ def columns_of_rows(first, width, s1, s2, shift_lo, shift_hi):
     inner_end = tl.where(first + width <= s1, inner_end, 0)
     end = tl.where(last >= first, end, 0)
     return begin, end, inner_begin, inner_end
+
+
+@triton.jit
+def rows_of_columns(first, width, s1, s2, shift_lo, shift_hi):
+    """Rows that meet the columns [first, first + width): column j meets the rows [j - hi, j - lo]."""
+    return columns_of_rows(first, width, s2, s1, -shift_hi, -shift_lo)
+
+
+@triton.jit
+def seen_rows(s1, s2, shift_lo, shift_hi):
+    """Rows [begin, end) that see a key; begin <= end, for a block move has the difference as its size."""
+    begin = tl.maximum(-shift_hi, 0)
+    end = tl.minimum(s1, tl.maximum(s2 - shift_lo, 0))
+    return begin, tl.where(s2 > 0, end, begin)
+
+
+@triton.jit
+def seen_keys(s1, s2, shift_lo, shift_hi):
+    """Keys [begin, end) that a row sees."""
+    return seen_rows(s2, s1, -shift_hi, -shift_lo)
 
 
 @triton.jit
