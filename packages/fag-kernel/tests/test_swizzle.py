@@ -2,26 +2,10 @@
 
 import pytest
 
+from fag_kernel.ascend950.model import PUBLISHED
 from fag_kernel.plan import plan
 from fag_metadata import AttentionProblem, Target
 
-# spec/host-tiling.md: 36 cores, D = 128, L2 128 MB; heads, S1, S2, us linear, us swizzle.
-TIMINGS = [
-    (8, 1024, 8192, 237, 250),
-    (16, 1024, 8192, 492, 492),
-    (32, 512, 8192, 629, 632),
-    (12, 8192, 512, 195, 246),
-    (12, 8192, 1024, 330, 353),
-    (16, 8192, 512, 277, 264),
-    (20, 8192, 1024, 782, 583),
-    (24, 8192, 1024, 995, 699),
-    (32, 8192, 512, 726, 523),
-    (8, 8192, 8192, 1556, 1761),
-    (10, 8192, 8192, 1904, 2007),
-    (12, 8192, 8192, 2833, 2677),
-    (16, 8192, 8192, 4121, 3550),
-    (24, 8192, 8192, 6483, 4982),
-]
 KNOWN_MISS = (16, 8192, 512)
 
 
@@ -39,7 +23,7 @@ def swizzle_row(problem, target="Ascend950PR_9599"):
 
 
 @pytest.mark.parametrize(
-    ("heads", "s1", "s2", "linear", "swizzle"), TIMINGS, ids=[f"n{n}-s{a}x{b}" for n, a, b, *_ in TIMINGS]
+    ("heads", "s1", "s2", "linear", "swizzle"), PUBLISHED, ids=[f"n{n}-s{a}x{b}" for n, a, b, *_ in PUBLISHED]
 )
 def test_decision_follows_the_published_timings(heads, s1, s2, linear, swizzle):
     row = swizzle_row(dense(heads, s1, s2))
