@@ -1,6 +1,7 @@
 """What all NPU tests share: the stand-in of the CANN runtime, clean before each test and questioned after it.
 
-tools/npu.py starts them (tox's environment `npu`): the libraries must be on the loader's path before Python starts.
+tools/npu.py starts them (tox's environment `npu`): the libraries must be on the loader's path before Python
+starts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "npu_runtime"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "npu_runtime")]
 
 from stub import Stub, load
 
@@ -21,8 +23,9 @@ LATENCY_US = 200
 
 @pytest.fixture(autouse=True)
 def stub(request: pytest.FixtureRequest) -> Iterator[Stub]:
-    """The stand-in. A test ends with no misuse seen, unless it is marked `misuses_runtime`, and leaks nothing."""
+    """The stand-in. A test ends with no misuse seen, unless it is marked `misuses_runtime`, and no leak."""
     runtime = load()
+    runtime.clear_violations()
     runtime.clear_failures()
     runtime.clear_calls()
     runtime.set_latency(LATENCY_US)
@@ -39,3 +42,17 @@ def stub(request: pytest.FixtureRequest) -> Iterator[Stub]:
         assert violations == []
     for kind in ("tensors", "executors"):
         assert after[kind] == before[kind], f"{kind} leaked"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _executors() -> None:
+    """Operators of CANN's custom package and our device kernels run, the latter in Triton's interpreter."""
+    load().install_executors()
+
+
+@pytest.fixture
+def shortcut(stub: Stub) -> Iterator[None]:
+    """CPU kernels stand in for the main device kernels: for problems that the interpreter takes long for."""
+    stub.install_executors(shortcut=True)
+    yield
+    stub.install_executors()

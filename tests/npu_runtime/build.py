@@ -1,9 +1,9 @@
-"""Builds the stand-in for the CANN runtime: one shared object under every library name that is asked for.
+"""Builds the stand-in for the CANN runtime: shared objects under every library name that is asked for.
 
-    python tests/npu_runtime/build.py --out DIR [--without SYMBOL ...]
+    python tests/npu_runtime/build.py --out DIR [--without SYMBOL ...] [--no-custom-package]
 
-Then, for the process that is to use it: LD_LIBRARY_PATH=DIR and ASCEND_OPP_PATH=DIR/opp. Needs a C++ compiler (CXX,
-else c++) and nothing of CANN. Compiles what changed, and prints nothing but errors.
+Then, for the process that is to use it: LD_LIBRARY_PATH=DIR and ASCEND_OPP_PATH=DIR/opp. Needs a C++ compiler
+(CXX, else c++) and nothing of CANN. Compiles what changed, and prints nothing but errors.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
-SOURCES = Path(__file__).resolve().parent / "csrc"
-FLAGS = ("-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+SOURCES: Final = Path(__file__).resolve().parent / "csrc"
+FLAGS: Final = ("-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
-#: The object's own name first; the others are links to it, so all of them share one state in a process.
-LIBRARIES = (
-    "libascendcl.so",
+#: The runtime's own name, and the other libraries that torch_npu and we load: links to the same object, so
+#: that all of them share one state in a process.
+RUNTIME: Final = "libascendcl.so"
+ALIASES: Final = (
     "libruntime.so",
     "libopapi.so",
     "libacl_op_compiler.so",
@@ -29,17 +32,19 @@ LIBRARIES = (
     "libgraph.so",
     "libacl_tdt_channel.so",
 )
-#: Where a custom package of CANN puts its operators, below ASCEND_OPP_PATH.
-VENDOR = "custom_transformer"
-CUSTOM_LIBRARY = f"vendors/{VENDOR}/op_api/lib/libcust_opapi.so"
+#: A custom package of CANN, below ASCEND_OPP_PATH. Its library stands on the loader's path too, as the
+#: package's own set_env.bash would have it.
+VENDOR: Final = "custom_transformer"
+CUSTOM: Final = "libcust_opapi.so"
 
 
-def build(out: Path, without: Iterable[str] = ()) -> Path:
+def build(out: Path, without: Iterable[str] = (), *, has_custom_package: bool = True) -> Path:
     """Makes the libraries and an operator folder.
 
     Args:
         out: Folder for them; may exist.
         without: Symbols to leave out, as a CANN release without them would.
+        has_custom_package: Whether CANN's custom package with flash attention is installed.
 
     Returns:
         `out`, absolute: the value for LD_LIBRARY_PATH.
@@ -48,30 +53,57 @@ def build(out: Path, without: Iterable[str] = ()) -> Path:
         subprocess.CalledProcessError: The compiler failed; it has printed why.
     """
     out = out.resolve()
-    objects = out / "objects"
+    (out / "objects").mkdir(parents=True, exist_ok=True)
+    symbols = out / "objects" / "symbols.map"
+    hidden = "".join(f" {symbol};" for symbol in sorted(without))
+    symbols.write_text(f"{{ global: *;{f' local:{hidden}' if hidden else ''} }};\n")
+
+    runtime = out / RUNTIME
+    _link(runtime, _compile(SOURCES, out / "objects"), symbols)
+    for name in ALIASES:
+        _replace_link(out / name, runtime)
+
+    vendors = out / "opp" / "vendors"
+    custom = vendors / VENDOR / "op_api" / "lib" / CUSTOM
+    for path in (vendors / "config.ini", custom, out / CUSTOM):
+        path.unlink(missing_ok=True)
+    if has_custom_package:
+        custom.parent.mkdir(parents=True, exist_ok=True)
+        (vendors / "config.ini").write_text(f"load_priority={VENDOR}\n")
+        objects = _compile(SOURCES / "custom_package", out / "objects" / "custom_package")
+        _link(custom, [*objects, str(runtime)], symbols)
+        _replace_link(out / CUSTOM, custom)
+    return out
+
+
+def _compile(sources: Path, objects: Path) -> list[str]:
+    """Objects of all C++ files of a folder, made again where a source or any header is newer."""
     objects.mkdir(parents=True, exist_ok=True)
-    compiler = os.environ.get("CXX", "c++").split()
     newest_header = max(header.stat().st_mtime_ns for header in SOURCES.glob("*.hpp"))
-    made = []
-    for source in sorted(SOURCES.glob("*.cpp")):
+
+    def make(source: Path) -> str:
         target = objects / f"{source.stem}.o"
         newest = max(newest_header, source.stat().st_mtime_ns)
         if not target.exists() or target.stat().st_mtime_ns < newest:
-            subprocess.run([*compiler, *FLAGS, "-c", str(source), "-o", str(target)], check=True)
-        made.append(str(target))
-    versions = objects / "symbols.map"
-    hidden = "".join(f" {symbol};" for symbol in sorted(without))
-    versions.write_text(f"{{ global: *;{f' local:{hidden}' if hidden else ''} }};\n")
-    library = out / LIBRARIES[0]
-    link = [*compiler, "-shared", *made, f"-Wl,--version-script={versions}", "-ldl", "-pthread"]
-    subprocess.run([*link, "-o", str(library)], check=True)
-    custom = out / "opp" / CUSTOM_LIBRARY
-    custom.parent.mkdir(parents=True, exist_ok=True)
-    (out / "opp" / "vendors" / "config.ini").write_text(f"load_priority={VENDOR}\n")
-    for link_path in (*(out / name for name in LIBRARIES[1:]), out / "libcust_opapi.so", custom):
-        link_path.unlink(missing_ok=True)
-        link_path.symlink_to(library)
-    return out
+            subprocess.run([*_compiler(), *FLAGS, "-c", str(source), "-o", str(target)], check=True)
+        return str(target)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(make, sorted(sources.glob("*.cpp"))))
+
+
+def _link(library: Path, objects: list[str], symbols: Path) -> None:
+    command = [*_compiler(), "-shared", *objects, f"-Wl,--version-script={symbols}", "-ldl", "-pthread"]
+    subprocess.run([*command, f"-Wl,-soname,{library.name}", "-o", str(library)], check=True)
+
+
+def _compiler() -> list[str]:
+    return os.environ.get("CXX", "c++").split()
+
+
+def _replace_link(path: Path, target: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(os.path.relpath(target, path.parent))
 
 
 def main() -> int:
@@ -79,9 +111,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the stand-in for the CANN runtime.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the libraries")
     parser.add_argument("--without", nargs="*", default=[], metavar="SYMBOL", help="symbols to leave out")
+    parser.add_argument("--no-custom-package", action="store_true", help="no libcust_opapi.so")
     options = parser.parse_args()
     try:
-        build(options.out, options.without)
+        build(options.out, options.without, has_custom_package=not options.no_custom_package)
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0

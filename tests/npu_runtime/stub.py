@@ -3,6 +3,7 @@
     from stub import load
 
     stub = load()
+    stub.install_executors()
     stub.fail("aclrtMalloc", code=207001, message="no memory", times=3)
     ...
     assert stub.violations() == []
@@ -12,6 +13,7 @@ The library must be loaded already or be on LD_LIBRARY_PATH (see build.py). Noth
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 from collections import Counter
@@ -21,6 +23,10 @@ from typing import Any, NamedTuple
 __all__ = ["Call", "Stub", "load"]
 
 LIBRARY = "libascendcl.so"
+
+_EXECUTOR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
+#: aclError of a kernel that failed on the device.
+_KERNEL_FAULT = 507015
 
 
 class Call(NamedTuple):
@@ -50,6 +56,7 @@ class Stub:
         library.fag_stub_work_seconds.restype = ctypes.c_double
         library.fag_stub_bytes_from.restype = ctypes.c_uint64
         library.fag_stub_bytes_from.argtypes = [ctypes.c_uint64, ctypes.c_int]
+        self._executor: Any = None  # ctypes keeps no reference to a callback
 
     def _report(self, what: str) -> Any:
         return json.loads(self._library.fag_stub_report(what.encode()))
@@ -90,8 +97,8 @@ class Stub:
         """Makes calls of a function fail.
 
         Args:
-            symbol: Function, or "function:task" to let the call succeed and its task on the stream fail: the next
-                synchronisation reports it.
+            symbol: Function, or "function:task" to let the call succeed and its task on the stream fail: the
+                next synchronisation reports it.
             code: What it returns.
             message: What aclGetRecentErrMsg then says, once, on the same thread.
             after: Calls that still succeed before.
@@ -125,9 +132,47 @@ class Stub:
         self._library.fag_stub_wait()
 
     def bytes_from(self, address: int, device: int) -> int:
-        """Bytes from an address to the end of its live allocation on a device (-1: pinned); 0 if there is none."""
+        """Bytes to the end of the live allocation that has the address; 0 if there is none.
+
+        Args:
+            address: Any address.
+            device: Where the allocation must be; -1 = pinned memory of the host.
+        """
         count: int = self._library.fag_stub_bytes_from(address, device)
         return count
+
+    def install_executors(self, *, shortcut: bool = False) -> None:
+        """Lets flash attention operators and our device kernels run; without it their tasks fail.
+
+        Args:
+            shortcut: Whether fag-kernel's CPU kernels stand in for the main device kernels, which Triton's
+                interpreter would take long for. Arguments are checked all the same.
+        """
+        import run_kernel
+        import run_operator
+
+        kernels = run_kernel.Executor(self.bytes_from, shortcut=shortcut)
+
+        def execute(text: bytes, message: int, size: int) -> int:
+            request = json.loads(text)
+            try:
+                (kernels.run if "kernel" in request else run_operator.run)(request)
+            except Exception as error:  # whatever it is: the stream reports it, as a device would
+                reason = f"{type(error).__name__}: {error}".encode()[: size - 1]
+                ctypes.memmove(message, reason + b"\0", len(reason) + 1)
+                return _KERNEL_FAULT
+            return 0
+
+        callback = _EXECUTOR(execute)
+        self.wait()
+        self._library.fag_stub_set_executor(callback)
+        self._executor = callback
+
+    def remove_executors(self) -> None:
+        """Takes install_executors() back, after all work is done."""
+        self.wait()
+        self._library.fag_stub_set_executor(None)
+        self._executor = None
 
 
 @lru_cache(maxsize=1)
@@ -145,4 +190,6 @@ def load() -> Stub:
             f"npu_runtime: {LIBRARY} must be the stand-in, got {reason}. Build it with "
             "tests/npu_runtime/build.py --out DIR and start Python with LD_LIBRARY_PATH=DIR."
         ) from None
-    return Stub(library)
+    stub = Stub(library)
+    atexit.register(stub.remove_executors)  # no worker may call into an interpreter that is shutting down
+    return stub

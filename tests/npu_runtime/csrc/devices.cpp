@@ -150,10 +150,12 @@ EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
     return kOk;
 }
 
+/// Options of the operator compiler. The only one that torch_npu reads is whether operators are compiled on the
+/// spot: they are not, so it uses aclnn.
 EXPORT size_t aclGetCompileoptSize(int) { return 16; }
 
 EXPORT int aclGetCompileopt(int, char* value, size_t length) {
     if (const int code = enter("aclGetCompileopt")) return code;
-    std::strncpy(value, "0", length);
+    std::strncpy(value, "disable", length);
     return kOk;
 }

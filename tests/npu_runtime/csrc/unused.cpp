@@ -97,9 +97,3 @@ REFUSED(aclrtMemSetPidToShareableHandle)
 REFUSED(aclrtReleaseMemAddress)
 REFUSED(aclrtReserveMemAddress)
 REFUSED(aclrtUnmapMem)
-
-// Launching: until launch.cpp
-ACCEPTED(rtDevBinaryRegister)
-ACCEPTED(rtFunctionRegister)
-ACCEPTED(rtGetC2cCtrlAddr)
-ACCEPTED(rtKernelLaunch)

@@ -1,0 +1,208 @@
+"""The stand-in's kernel launches: what an object must hold, how arguments lie, what runs."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import raw_runtime as rt
+from stub import Stub
+
+import fag_kernel
+from fag_kernel.ascend950.catalog import Kernel, launch_tiling, launches
+from fag_metadata import AttentionProblem, Target, metadata_for
+
+B, S1, S2, N1, N2, D = 1, 5, 7, 2, 1, 8
+TARGET = Target(name="small", cube_cores=2, vector_cores=2, l2_bytes=0)
+SIZES = {"batch_size": B, "max_seqlen_q": S1, "max_seqlen_kv": S2}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def stream() -> Iterator[int]:
+    rt.use_device(0)
+    handle = rt.new_stream()
+    yield handle
+    rt.call("aclrtDestroyStream", handle)
+
+
+class Loaded:
+    """Kernels as objects and functions on the current device; their stub functions are the keys."""
+
+    def __init__(self, *kernels: Kernel) -> None:
+        self._objects, self._stubs = [], {}
+        for kernel in kernels:
+            magic = rt.MAGIC_VECTOR if kernel.core_type == "vector" else rt.MAGIC_MIX
+            handle = rt.register_object(object_text(kernel.name, kernel.core_type), magic)
+            self._objects.append(handle)
+            self._stubs[kernel.name] = 0x1000 + handle
+            name = kernel.name.encode()
+            rt.call("rtFunctionRegister", handle, self._stubs[kernel.name], name, name, 0)
+
+    def launch(self, kernel: Kernel, blocks: int, addresses: dict[str, int], stream: int) -> None:
+        arguments = pack(kernel, blocks, addresses)
+        rt.call("rtKernelLaunch", self._stubs[kernel.name], blocks, arguments, len(arguments), None, stream)
+
+    def unload(self) -> None:
+        for handle in self._objects:
+            rt.call("rtDevBinaryUnRegister", handle)
+
+
+def object_text(kernel: str, core: str) -> bytes:
+    return f"FAG-STUB-OBJECT 1\nkernel: {kernel}\ncore: {core}\n".encode()
+
+
+def pack(kernel: Kernel, blocks: int, addresses: dict[str, int]) -> bytes:
+    pointers = [addresses[name] for name in kernel.parameters]
+    return struct.pack(f"<3Q{len(pointers)}Q3i", rt.core_sync_address(), 0, 0, *pointers, blocks, 1, 1)
+
+
+class Gradient:
+    """A small gradient in device memory, ready to be launched."""
+
+    def __init__(self, dtype: np.dtype[Any], form: str = "deterministic") -> None:
+        random = np.random.default_rng(1)
+        q, dout = (random.standard_normal((B, S1, N1, D)).astype(dtype) for _ in range(2))
+        k, v = (random.standard_normal((B, S2, N2, D)).astype(dtype) for _ in range(2))
+        out, lse = fag_kernel.flash_attn(q, k, v, softmax_scale=0.0, return_softmax_lse=True)
+        self.expected = fag_kernel.flash_attn_grad(q, k, v, dout, out, lse)
+        problem = AttentionProblem.from_metadata_args(N1, N2, D, is_grad_enabled=True, **SIZES)
+        metadata = metadata_for(problem, TARGET, is_grad_enabled=True)
+        self.plan = fag_kernel.plan(problem, TARGET, metadata=metadata)
+        tiling = np.frombuffer(launch_tiling(self.plan, has_dlse=False), np.uint8)
+        arrays = {
+            "q": q, "k": k, "v": v, "dout": dout, "attn_out": out, "lse": lse, "metadata": metadata,
+            "tiling": tiling,
+        }  # fmt: skip
+        self.addresses = {name: rt.upload(array) for name, array in arrays.items()}
+        for name, array in zip(("dq", "dk", "dv"), self.expected, strict=True):
+            self.addresses[name] = rt.malloc(array.nbytes)
+        for absent in ("cu_q", "cu_kv", "used_q", "used_kv", "sinks", "dlse"):
+            self.addresses[absent] = self.addresses["tiling"]
+        self.addresses["workspace"] = rt.malloc(self.plan.workspace_bytes) + self.plan.dq_offset
+        assert self.plan.tiling_key is not None
+        name = "bf16" if dtype == BFLOAT16 else "fp16"
+        self.steps = launches(self.plan.tiling_key, name, form)
+        self.loaded = Loaded(*(step.kernel for step in self.steps))
+
+    def launch(self, stream: int) -> None:
+        grids = {"used_cube_cores": self.plan.block_dim, "cube_cores": 2, "vector_cores": 2}
+        for step in self.steps:
+            self.loaded.launch(step.kernel, grids[step.kernel.grid], self.addresses, stream)
+
+    def results(self) -> list[np.ndarray]:
+        return [
+            rt.read(self.addresses[name], array.dtype, array.shape)
+            for name, array in zip(("dq", "dk", "dv"), self.expected, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
+def test_a_gradient_is_that_of_the_cpu_kernels(stub: Stub, stream: int, dtype: np.dtype[Any]) -> None:
+    gradient = Gradient(dtype)
+    gradient.launch(stream)
+    rt.synchronize(stream)
+    for result, expected in zip(gradient.results(), gradient.expected, strict=True):
+        scale = np.abs(expected.astype(np.float32)).max()
+        step = 2.0**-8 if dtype == BFLOAT16 else 2.0**-11
+        np.testing.assert_allclose(
+            result.astype(np.float32), expected.astype(np.float32), rtol=0, atol=4 * step * scale
+        )
+    gradient.loaded.unload()
+    assert stub.live()["functions"] == 0
+
+
+@pytest.mark.usefixtures("shortcut")
+@pytest.mark.parametrize("form", ["accumulate", "deterministic"])
+def test_the_shortcut_gives_the_bits_of_the_cpu_kernels(stream: int, form: str) -> None:
+    gradient = Gradient(np.dtype(np.float16), form)
+    gradient.launch(stream)
+    rt.synchronize(stream)
+    for result, expected in zip(gradient.results(), gradient.expected, strict=True):
+        np.testing.assert_array_equal(result, expected)
+    gradient.loaded.unload()
+
+
+@pytest.mark.misuses_runtime
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("q", lambda address: 0, "q must point to 160 bytes of live memory of device 0, got 0 bytes"),
+        ("q", lambda address: address + 2, "q must point to 160 bytes of live memory of device 0, got 158"),
+        ("dk", lambda address: 64, "dk must point to 112 bytes"),
+        ("tiling", lambda address: address + 8, "tiling must point to 200 bytes"),
+    ],
+)
+def test_a_wrong_address_shows_at_the_synchronisation(
+    stub: Stub, stream: int, name: str, change: Any, complaint: str
+) -> None:
+    gradient = Gradient(np.dtype(np.float16))
+    main = gradient.steps[-1 if name in gradient.steps[-1].kernel.parameters else -2].kernel
+    addresses = {**gradient.addresses, name: change(gradient.addresses[name])}
+    gradient.loaded.launch(main, gradient.plan.block_dim, addresses, stream)
+    with pytest.raises(rt.RuntimeFault, match=complaint):
+        rt.synchronize(stream)
+    assert len(stub.violations()) == 1
+    gradient.loaded.unload()
+
+
+@pytest.mark.misuses_runtime
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda packed: packed[:-4], "arguments must have"),
+        (lambda packed: struct.pack("<Q", 1) + packed[8:], "ffts_address must be"),
+        (lambda packed: packed[:8] + struct.pack("<Q", 1) + packed[16:], "must be null"),
+        (lambda packed: packed[:-4] + struct.pack("<i", 2), "grid must be"),
+    ],
+)
+def test_arguments_lie_as_the_manifest_says(stub: Stub, stream: int, spoil: Any, complaint: str) -> None:
+    gradient = Gradient(np.dtype(np.float16))
+    kernel, blocks = gradient.steps[-1].kernel, gradient.plan.block_dim
+    packed = spoil(pack(kernel, blocks, gradient.addresses))
+    stub_function = gradient.loaded._stubs[kernel.name]
+    rt.call("rtKernelLaunch", stub_function, blocks, packed, len(packed), None, stream)
+    with pytest.raises(rt.RuntimeFault, match=complaint):
+        rt.synchronize(stream)
+    gradient.loaded.unload()
+
+
+@pytest.mark.misuses_runtime
+def test_a_kernel_runs_on_the_device_that_it_was_loaded_on(stub: Stub) -> None:
+    gradient = Gradient(np.dtype(np.float16))
+    rt.use_device(1)
+    other = rt.new_stream()
+    with pytest.raises(rt.RuntimeFault, match="loaded on another device"):
+        gradient.launch(other)
+    assert any(text.startswith("wrong device: fag_") for text in stub.violations())
+    rt.use_device(0)
+    gradient.loaded.unload()
+
+
+def test_an_object_must_be_one_and_for_its_cores() -> None:
+    with pytest.raises(rt.RuntimeFault, match="no device object"):
+        rt.register_object(b"\x7fELF", rt.MAGIC_MIX)
+    with pytest.raises(rt.RuntimeFault, match="kind of core"):
+        rt.register_object(object_text("k", "vector"), rt.MAGIC_MIX)
+
+
+def test_a_function_must_be_in_the_object(stub: Stub) -> None:
+    handle = rt.register_object(object_text("k", "mix"), rt.MAGIC_MIX)
+    with pytest.raises(rt.RuntimeFault, match="no function other, it has k"):
+        rt.call("rtFunctionRegister", handle, 0x2000, b"other", b"other", 0)
+    rt.call("rtFunctionRegister", handle, 0x2000, b"k", b"k", 0)
+    with pytest.raises(rt.RuntimeFault, match="registered already"):
+        rt.call("rtFunctionRegister", handle, 0x2000, b"k", b"k", 0)
+    rt.call("rtDevBinaryUnRegister", handle)
+    assert stub.live()["functions"] == stub.live()["objects"] == 0
+
+
+@pytest.mark.misuses_runtime
+def test_an_unregistered_function_is_not_launched(stub: Stub, stream: int) -> None:
+    with pytest.raises(rt.RuntimeFault, match="not registered"):
+        rt.call("rtKernelLaunch", 0x3000, 1, b"", 0, None, stream)
+    assert stub.violations() == ["unknown or unregistered function: rtKernelLaunch"]
