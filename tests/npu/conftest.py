@@ -6,8 +6,9 @@ starts.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "npu_runtime")]
 
-from stub import Stub, load
+from build import build  # noqa: E402 - both lie in the folder above
+from stub import Stub, load  # noqa: E402
 
 #: Each task on a stream waits that long before it runs, so that a missing synchronisation shows.
 LATENCY_US = 200
@@ -56,3 +58,15 @@ def shortcut(stub: Stub) -> Iterator[None]:
     stub.install_executors(shortcut=True)
     yield
     stub.install_executors()
+
+
+@pytest.fixture(scope="session")
+def variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """Another installation: takes build()'s arguments but `out`, gives the environment of a process on it."""
+
+    def make(**options: object) -> dict[str, str]:
+        here = Path(os.environ["LD_LIBRARY_PATH"].split(os.pathsep)[0])
+        out = build(tmp_path_factory.mktemp("cann"), objects=here / "objects", **options)
+        return {**os.environ, "LD_LIBRARY_PATH": str(out), "ASCEND_OPP_PATH": str(out / "opp")}
+
+    return make

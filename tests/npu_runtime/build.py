@@ -38,13 +38,20 @@ VENDOR: Final = "custom_transformer"
 CUSTOM: Final = "libcust_opapi.so"
 
 
-def build(out: Path, without: Iterable[str] = (), *, has_custom_package: bool = True) -> Path:
+def build(
+    out: Path,
+    without: Iterable[str] = (),
+    *,
+    has_custom_package: bool = True,
+    objects: Path | None = None,
+) -> Path:
     """Makes the libraries and an operator folder.
 
     Args:
         out: Folder for them; may exist.
         without: Symbols to leave out, as a CANN release without them would.
         has_custom_package: Whether CANN's custom package with flash attention is installed.
+        objects: Folder of compiled files, to share between variants; None = one in `out`.
 
     Returns:
         `out`, absolute: the value for LD_LIBRARY_PATH.
@@ -53,13 +60,14 @@ def build(out: Path, without: Iterable[str] = (), *, has_custom_package: bool = 
         subprocess.CalledProcessError: The compiler failed; it has printed why.
     """
     out = out.resolve()
-    (out / "objects").mkdir(parents=True, exist_ok=True)
-    symbols = out / "objects" / "symbols.map"
+    out.mkdir(parents=True, exist_ok=True)
+    objects = objects or out / "objects"
+    symbols = out / "symbols.map"
     hidden = "".join(f" {symbol};" for symbol in sorted(without))
     symbols.write_text(f"{{ global: *;{f' local:{hidden}' if hidden else ''} }};\n")
 
     runtime = out / RUNTIME
-    _link(runtime, _compile(SOURCES, out / "objects"), symbols)
+    _link(runtime, _compile(SOURCES, objects), symbols)
     for name in ALIASES:
         _replace_link(out / name, runtime)
 
@@ -70,8 +78,8 @@ def build(out: Path, without: Iterable[str] = (), *, has_custom_package: bool = 
     if has_custom_package:
         custom.parent.mkdir(parents=True, exist_ok=True)
         (vendors / "config.ini").write_text(f"load_priority={VENDOR}\n")
-        objects = _compile(SOURCES / "custom_package", out / "objects" / "custom_package")
-        _link(custom, [*objects, str(runtime)], symbols)
+        compiled = _compile(SOURCES / "custom_package", objects / "custom_package")
+        _link(custom, [*compiled, str(runtime)], symbols)
         _replace_link(out / CUSTOM, custom)
     return out
 
