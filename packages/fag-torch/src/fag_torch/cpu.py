@@ -155,12 +155,17 @@ def attention_backward(
         FRONT, q, k, v, (dout, out, lse), sinks, None, lengths,
         mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, layout, layout,
     )  # fmt: skip
-    if dlse is not None and (dlse.shape != lse.shape or dlse.dtype is not torch.float32):
-        got = f"{dtype_name(dlse.dtype)} {tuple(dlse.shape)}"
-        raise problem_error(FRONT, "dlse", "must be float32 of the shape of lse", got, lse=tuple(lse.shape))
+    check_dlse(dlse, lse)
     dsinks = q.new_empty(0 if sinks is None else sinks.shape[0], dtype=torch.float32)
     dq, dk, dv = _backward(FRONT, call, q, k, v, dout, out, lse, dlse, sinks, dsinks, metadata, softmax_scale)
     return dq, dk, dv, dsinks
+
+
+def check_dlse(dlse: Tensor | None, lse: Tensor) -> None:
+    """Refuses a gradient of the lse that does not look like the lse."""
+    if dlse is not None and (dlse.shape != lse.shape or dlse.dtype is not torch.float32):
+        got = f"{dtype_name(dlse.dtype)} {tuple(dlse.shape)}"
+        raise problem_error(FRONT, "dlse", "must be float32 of the shape of lse", got, lse=tuple(lse.shape))
 
 
 def _forward(

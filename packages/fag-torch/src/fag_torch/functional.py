@@ -15,7 +15,7 @@ from fag_metadata import MaskMode
 from fag_metadata.arguments import check_softmax_scale, parse_int, parse_layout
 from fag_metadata.errors import UnsupportedError, type_error
 from fag_torch import metadata as _metadata
-from fag_torch import npu
+from fag_torch import npu_host
 from fag_torch.cpu import FRONT
 from fag_torch.errors import OperatorError
 from fag_torch.prepare import LENGTH_NAMES
@@ -475,8 +475,8 @@ def _layout(op: str, name: str, value: Any) -> Any:
 
 
 def _device(op: str, device: torch.device | str) -> torch.device:
-    if isinstance(device, str) and device.partition(":")[0] == "npu" and not npu.is_present():
-        reason = npu.missing_torch_npu() or "torch_npu sees no device"
+    if isinstance(device, str) and device.partition(":")[0] == "npu" and not npu_host.is_present():
+        reason = npu_host.missing_torch_npu() or "torch_npu sees no device"
         raise UnsupportedError(
             f"{op}: device must be cpu or an NPU that torch_npu sees, got {device} ({reason})."
         )

@@ -10,8 +10,8 @@ import torch
 
 import fag_metadata
 from fag_metadata.errors import UnsupportedError, problem_error
-from fag_torch import npu
-from fag_torch.prepare import LENGTH_NAMES, host_array
+from fag_torch import npu_host, npu_memory
+from fag_torch.prepare import LENGTH_NAMES, LengthTensors, host_array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ def make(
     num_heads_q: int,
     num_heads_kv: int,
     head_dim: int,
-    lengths: tuple[Tensor | None, ...],
+    lengths: LengthTensors,
     device: torch.device | None,
     **sizes: Any,
 ) -> Tensor:
@@ -50,7 +50,7 @@ def make(
         num_heads_kv: Key-value heads.
         head_dim: Head dim of q and k.
         lengths: cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, each int32 or None. Lengths on an NPU are
-            copied to the host, which waits for the device.
+            copied to the host once, which waits for the device.
         device: Where the metadata is for; None is the device of the lengths, else the NPU if there is one,
             else the CPU.
         **sizes: The other arguments of fag_metadata.flash_attn_metadata.
@@ -70,16 +70,26 @@ def make(
         if first is not None:
             device = first.device
         else:
-            device = torch.device("npu" if npu.is_present() else "cpu")
+            device = torch.device("npu" if npu_host.is_present() else "cpu")
     target = target_of(device)
     hosted: dict[str, Any] = {
-        name: None if tensor is None else host_array(_OP, name, tensor.cpu())
-        for name, tensor in zip(LENGTH_NAMES, lengths, strict=True)
+        name: None if tensor is None else host_array(_OP, name, tensor)
+        for name, tensor in zip(LENGTH_NAMES, _on_host(lengths), strict=True)
     }
     words = fag_metadata.flash_attn_metadata(
         num_heads_q, num_heads_kv, head_dim, **hosted, **sizes, target=target
     )
-    return torch.from_numpy(words).to(device)
+    if device.type == "cpu":
+        return torch.from_numpy(words)
+    tensor = npu_memory.upload(words, device)
+    npu_memory.remember_own(tensor, words)
+    return tensor
+
+
+def _on_host(lengths: LengthTensors) -> LengthTensors:
+    """The lengths, all of one device, on the host."""
+    first = next((tensor for tensor in lengths if tensor is not None), None)
+    return lengths if first is None or first.device.type == "cpu" else npu_memory.host_lengths(_OP, lengths)
 
 
 def target_of(device: torch.device) -> str:
@@ -91,5 +101,5 @@ def target_of(device: torch.device) -> str:
     if device.type == "cpu":
         return "cpu"
     if device.type in ("npu", "privateuseone"):
-        return npu.target_of(device)
+        return npu_host.target_of(_OP, device).name
     raise UnsupportedError(f"{_OP}: device must be cpu or an NPU, got {device}.")

@@ -1,165 +1,291 @@
-"""The operators on NPU tensors (PrivateUse1): which route could run them, and what each one lacks.
+"""The operators on NPU tensors (PrivateUse1): validation as on the CPU, allocation, a launch on the stream.
 
-Nothing is looked for until an operator is called with an NPU tensor, or `fag_torch.doctor()` asks; torch_npu
-is never imported here. This release has no device code: every call is refused with the reasons of every
-route.
+Nothing waits for the device on the way, but for contents that only the device knows (`npu_memory.py`). Inputs
+are made contiguous where they are not; outputs and workspace come from torch_npu's allocator, which ties
+their memory to the current stream. torch_npu is never imported here: whoever has a tensor on an NPU has
+imported it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import os
 import sys
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-import fag_kernel
-from fag_metadata import TARGETS
-from fag_metadata.errors import UnsupportedError
-from fag_torch._version import __version__
-from fag_torch.cpu import FRONT
+from fag_kernel import cann
+from fag_metadata.arguments import check_block_table
+from fag_metadata.errors import problem_error
+from fag_torch import mask_tensor, npu_calls
+from fag_torch.cpu import FRONT, check_dlse
+from fag_torch.npu_memory import backend, host_lengths, words_of
+from fag_torch.prepare import Prepared, prepare
 
-RUNTIME_LIBRARY: Final = "libascendcl.so"
-CUSTOM_LIBRARY: Final = "libcust_opapi.so"
-GRAD_SYMBOL: Final = "aclnnInnerFlashAttnGrad"
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-class RouteState(NamedTuple):
-    """What stands in the way of one route.
-
-    Attributes:
-        name: "aclnn" (CANN's own package runs the operator) or "ascend950" (our compiled kernels do).
-        missing: Reasons, each a phrase; empty if the route can run.
-    """
-
-    name: str
-    missing: tuple[str, ...]
+_HERE: Final = nullcontext()
 
 
-def routes() -> tuple[RouteState, ...]:
-    """Every route on an NPU in the order they are tried, with what each one lacks.
-
-    Example:
-        >>> [route.name for route in routes()]
-        ['aclnn', 'ascend950']
-    """
-    shared = [reason for reason in (missing_torch_npu(), missing_runtime()) if reason]
-    launch = f"fag-torch {__version__} has no device code for this route"
-    found = []
-    for name, own in (("aclnn", missing_custom_package()), ("ascend950", missing_kernels())):
-        found.append(RouteState(name, (*shared, *([own] if own else []), launch)))
-    return tuple(found)
-
-
-def missing_torch_npu() -> str | None:
-    """Why there is no torch_npu to work with, or None. It is not imported to find out."""
-    if importlib.util.find_spec("torch_npu") is None:
-        return "torch_npu is not installed"
-    if "torch_npu" not in sys.modules:
-        return "torch_npu is installed but not imported"
-    return None
-
-
-def missing_runtime() -> str | None:
-    """Why CANN's runtime cannot be loaded, or None."""
-    return _missing_library(RUNTIME_LIBRARY, "the CANN runtime")
-
-
-def missing_custom_package() -> str | None:
-    """Why CANN's own gradient operator cannot be called, or None."""
-    library = _custom_library()
-    reason = _missing_library(library, "CANN's custom operator package")
-    if reason is None and not hasattr(ctypes.CDLL(library), GRAD_SYMBOL):
-        reason = f"{library} has no symbol {GRAD_SYMBOL}"
-    return reason
-
-
-def missing_kernels() -> str | None:
-    """Why our compiled Ascend 950 kernels cannot be used, or None."""
-    if importlib.util.find_spec("fag_kernel.ascend950") is None:
-        return f"fag-kernel {fag_kernel.__version__} holds no compiled kernel for Ascend 950"
-    return None
-
-
-def is_present() -> bool:
-    """Whether the user has loaded torch_npu and it sees a device."""
-    backend: Any = getattr(torch, "npu", None) if "torch_npu" in sys.modules else None
-    return backend is not None and bool(backend.is_available())
-
-
-def target_of(device: torch.device) -> str:
-    """The SoC name of an NPU, as a name in fag_metadata.TARGETS.
-
-    Args:
-        device: An NPU.
-
-    Raises:
-        UnsupportedError: It is not an Ascend 950, or cannot be asked.
-    """
-    if not is_present():
-        raise UnsupportedError(
-            f"flash_attn_metadata: device must be cpu or an NPU that torch_npu sees, got {device} "
-            f"({missing_torch_npu() or 'torch_npu sees no device'})."
-        )
-    name = str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
-    if name not in TARGETS:
-        raise UnsupportedError(f"flash_attn_metadata: device must be an Ascend 950, got {name}.")
-    return name
-
-
-def flash_attn(*args: Any, **kwargs: Any) -> Any:
+def flash_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_table: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_kv: Tensor | None = None,
+    sinks: Tensor | None = None,
+    metadata: Tensor | None = None,
+    softmax_scale: float = 1.0,
+    mask_mode: int = 0,
+    attn_mask: Tensor | None = None,
+    win_left: int = -1,
+    win_right: int = -1,
+    max_seqlen_q: int = -1,
+    max_seqlen_kv: int = -1,
+    layout_q: str = "BSND",
+    layout_kv: str = "BSND",
+    layout_out: str = "BSND",
+    return_softmax_lse: bool = False,
+) -> tuple[Tensor, Tensor]:
     """`cann_ops_transformer::flash_attn` on an NPU."""
-    return refuse("flash_attn")
+    op = "flash_attn"
+    check_block_table(op, block_table)
+    device = _device(
+        op, q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
+        seqused_kv=seqused_kv, sinks=sinks, metadata=metadata, attn_mask=attn_mask,
+    )  # fmt: skip
+    with _current(device):
+        call = prepare(
+            op, q, k, v, None, sinks, attn_mask,
+            host_lengths(op, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
+        )  # fmt: skip
+        if attn_mask is not None:
+            mask_tensor.check_content(op, attn_mask)
+        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
+        out, lse = _forward(op, call, device, q, k, v, sinks, lengths, metadata, softmax_scale, is_grad=False)
+        if not return_softmax_lse:
+            lse = torch.empty(1, dtype=torch.float32, device=device)
+            cann.memset_async(lse.data_ptr(), lse.nbytes, npu_calls.raw_stream(device.index))
+        return out, lse
 
 
-def flash_attn_grad(*args: Any, **kwargs: Any) -> Any:
+def flash_attn_grad(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    attn_out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_kv: Tensor | None = None,
+    sinks: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    metadata: Tensor | None = None,
+    softmax_scale: float = 0.0,
+    mask_mode: int = 0,
+    win_left: int = -1,
+    win_right: int = -1,
+    max_seqlen_q: int = -1,
+    max_seqlen_kv: int = -1,
+    layout_q: str = "BSND",
+    layout_kv: str = "BSND",
+    layout_out: str = "BSND",
+) -> tuple[Tensor, Tensor, Tensor]:
     """`cann_ops_transformer::flash_attn_grad` on an NPU."""
-    return refuse("flash_attn_grad")
+    op = "flash_attn_grad"
+    device = _device(
+        op, q, k=k, v=v, dout=dout, attn_out=attn_out, softmax_lse=softmax_lse, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
+        attn_mask=attn_mask, metadata=metadata,
+    )  # fmt: skip
+    with _current(device):
+        call = prepare(
+            op, q, k, v, (dout, attn_out, softmax_lse), sinks, attn_mask,
+            host_lengths(op, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
+        )  # fmt: skip
+        if attn_mask is not None:
+            mask_tensor.check_content(op, attn_mask)
+        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
+        return _backward(
+            op, call, device, q, k, v, dout, attn_out, softmax_lse, None, sinks, None, lengths, metadata,
+            softmax_scale,
+        )  # fmt: skip
 
 
-def attention_forward(*args: Any, **kwargs: Any) -> Any:
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_kv: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_kv: Tensor | None,
+    sinks: Tensor | None,
+    metadata: Tensor | None,
+    *,
+    softmax_scale: float | None,
+    mask_mode: int,
+    win_left: int,
+    win_right: int,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    layout: str,
+    is_grad_enabled: bool = False,
+) -> tuple[Tensor, Tensor]:
     """`fag::attention_forward` on an NPU."""
-    return refuse(FRONT)
+    device = _device(
+        FRONT, q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
+        seqused_kv=seqused_kv, sinks=sinks, metadata=metadata,
+    )  # fmt: skip
+    with _current(device):
+        call = prepare(
+            FRONT, q, k, v, None, sinks, None,
+            host_lengths(FRONT, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, layout, layout,
+        )  # fmt: skip
+        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
+        return _forward(
+            FRONT, call, device, q, k, v, sinks, lengths, metadata, softmax_scale, is_grad=is_grad_enabled
+        )
 
 
-def attention_backward(*args: Any, **kwargs: Any) -> Any:
+def attention_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_kv: Tensor | None,
+    seqused_q: Tensor | None,
+    seqused_kv: Tensor | None,
+    sinks: Tensor | None,
+    metadata: Tensor | None,
+    *,
+    softmax_scale: float | None,
+    mask_mode: int,
+    win_left: int,
+    win_right: int,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    layout: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`fag::attention_backward` on an NPU."""
-    return refuse(FRONT)
+    device = _device(
+        FRONT, q, k=k, v=v, dout=dout, out=out, lse=lse, dlse=dlse, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
+        metadata=metadata,
+    )  # fmt: skip
+    with _current(device):
+        call = prepare(
+            FRONT, q, k, v, (dout, out, lse), sinks, None,
+            host_lengths(FRONT, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, layout, layout,
+        )  # fmt: skip
+        check_dlse(dlse, lse)
+        dsinks = torch.empty(0 if sinks is None else sinks.shape[0], dtype=torch.float32, device=device)
+        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
+        dq, dk, dv = _backward(
+            FRONT, call, device, q, k, v, dout, out, lse, dlse, sinks, dsinks, lengths, metadata,
+            softmax_scale,
+        )  # fmt: skip
+        return dq, dk, dv, dsinks
 
 
-def refuse(op: str) -> None:
-    """Raises the error that says what every route lacks.
+def _forward(
+    op: str,
+    call: Prepared,
+    device: torch.device,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    lengths: dict[str, Tensor | None],
+    metadata: Tensor | None,
+    softmax_scale: float | None,
+    *,
+    is_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    words = None
+    if metadata is not None:
+        words = words_of(op, metadata)
+        words.check(op, call.problem, is_grad=is_grad)
+    routed = npu_calls.route(
+        op, call, device, "forward", call.scale(op, softmax_scale),
+        has_sinks=sinks is not None, has_dlse=False, is_grad=is_grad, words=words,
+    )  # fmt: skip
+    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=device)
+    lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
+    inputs = _contiguous({"q": q, "k": k, "v": v, "sinks": sinks, "metadata": metadata, **lengths})
+    routed.run(device, {**inputs, "out": out, "lse": lse})
+    if call.axes_out != call.axes:  # queries BNSD, output BSND: the routes know one layout per call
+        out = out.transpose(1, 2).contiguous()
+    return out, lse
 
-    Args:
-        op: Operator the user called.
 
-    Raises:
-        UnsupportedError: Always.
-    """
-    reasons = " ".join(f"Route {route.name}: {'; '.join(route.missing)}." for route in routes())
-    raise UnsupportedError(
-        f"{op}: no route can run this call on an NPU. {reasons} On a CPU the same call runs."
-    )
+def _backward(
+    op: str,
+    call: Prepared,
+    device: torch.device,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    attn_out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    sinks: Tensor | None,
+    dsinks: Tensor | None,
+    lengths: dict[str, Tensor | None],
+    metadata: Tensor | None,
+    softmax_scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    words = None
+    if metadata is not None:
+        words = words_of(op, metadata)
+        words.check(op, call.problem, is_grad=True)
+    routed = npu_calls.route(
+        op, call, device, "backward", call.scale(op, softmax_scale),
+        has_sinks=sinks is not None, has_dlse=dlse is not None, is_grad=True, words=words,
+    )  # fmt: skip
+    tensors = {
+        "q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "lse": lse, "dlse": dlse, "sinks": sinks,
+        "metadata": metadata, **lengths,
+    }  # fmt: skip
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=device) for t in (q, k, v))
+    routed.run(device, {**_contiguous(tensors), "dq": dq, "dk": dk, "dv": dv, "dsinks": dsinks})
+    return dq, dk, dv
 
 
-def _custom_library() -> str:
-    roots = [Path(root) for root in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(os.pathsep) if root]
-    opp = os.environ.get("ASCEND_OPP_PATH")
-    if opp:
-        roots += sorted(Path(opp, "vendors").glob("*"))
-    for root in roots:
-        library = root / "op_api" / "lib" / CUSTOM_LIBRARY
-        if library.is_file():
-            return str(library)
-    return CUSTOM_LIBRARY
+def _device(op: str, q: Tensor, **others: Tensor | None) -> torch.device:
+    """The device of a call, all of whose tensors lie there."""
+    device = q.device
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != device:
+            raise problem_error(op, name, "must be on the device of q", tensor.device, q=device)
+    if "torch_npu" not in sys.modules:
+        npu_calls.refuse(op)
+    return device
 
 
-def _missing_library(library: str, what: str) -> str | None:
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        return f"{what} ({library}) does not load: {error}"
-    return None
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes it the current device, where it is not."""
+    npu = backend()
+    return _HERE if npu.current_device() == device.index else npu.device(device)
+
+
+def _contiguous(tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    return {
+        name: tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
+        for name, tensor in tensors.items()
+    }

@@ -53,6 +53,7 @@ class Prepared:
         out_shape: Shape of the output.
         lse_shape: (b, n1, s1), or (n1, t1) for TND.
         default_scale: 1/sqrt(D).
+        routed: On an NPU, what `npu_calls.py` has worked out for this call, by what else decides about it.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class Prepared:
         "lse_shape",
         "out_shape",
         "problem",
+        "routed",
     )
 
     def __init__(self, problem: AttentionProblem, dtype: str, layout_out: str) -> None:
@@ -74,6 +76,7 @@ class Prepared:
         self.axes_out = AXES[out_layout]
         self.out_shape, self.lse_shape = output_shapes(problem, out_layout)
         self.default_scale = 1.0 / math.sqrt(problem.d)
+        self.routed: dict[Hashable, Any] = {}
         self._metadata: dict[bool, NDArray[np.int32]] = {}
 
     def metadata(self, op: str, given: Tensor | None, *, is_grad: bool) -> NDArray[np.int32]:
@@ -135,7 +138,7 @@ def prepare(
     layout_kv: str,
     layout_out: str,
 ) -> Prepared:
-    """Validates a call whose tensors are all on the host, or finds it in the cache.
+    """Validates a call, or finds it in the cache. The lengths are on the host, the other tensors anywhere.
 
     Args:
         op: Operator the user called, for the messages.

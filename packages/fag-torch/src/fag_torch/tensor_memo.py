@@ -1,0 +1,63 @@
+"""What is known about the contents of a tensor, for as long as nobody changes it.
+
+Looking into a tensor costs a pass over it, or a copy from a device and a wait for it; the same tensor comes
+back in every layer of a model. So the answer is kept with the tensor object and its version counter, and goes
+with either.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Value = TypeVar("Value")
+
+
+class TensorMemo(Generic[Value]):
+    """Values by tensor; forgotten when the tensor is changed in place, or gone.
+
+    A tensor made under torch.inference_mode has no version counter, so an edit would go unnoticed: nothing is
+    remembered about it. Writes that bypass the counter (through `.data`, or by address) go unnoticed too.
+    Threads may share a memo: each step is one operation on a dict.
+
+    Example:
+        >>> import torch
+        >>> memo: TensorMemo[str] = TensorMemo()
+        >>> x = torch.zeros(3)
+        >>> memo.put(x, "zeros", x._version)
+        >>> memo.get(x), memo.get(x.add_(1))
+        ('zeros', None)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
+
+    def get(self, tensor: Tensor) -> Value | None:
+        """The value that was put for this tensor; None if there is none, or the tensor was changed since."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != tensor._version:
+            return None
+        return known[2]
+
+    def put(self, tensor: Tensor, value: Value, version: int | None) -> None:
+        """Remembers a value.
+
+        Args:
+            tensor: Whose contents it is about.
+            value: What is known about them; not None.
+            version: `version_of(tensor)` from before the contents were read.
+        """
+        if version is not None:
+            name, known = id(tensor), self._known
+            known[name] = (weakref.ref(tensor, lambda _: known.pop(name, None)), version, value)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """The version counter of a tensor; None if it has none, so that nothing may be remembered about it."""
+    return None if tensor.is_inference() else tensor._version
