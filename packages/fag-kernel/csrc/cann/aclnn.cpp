@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -93,9 +94,7 @@ struct Layout {
 /// The arguments of an operator's first phase, in order.
 template <class... Arguments>
 struct Signature {
-    static std::vector<std::pair<std::string, std::string>> describe() {
-        return {{Arguments::label, Arguments::kind}...};
-    }
+    static constexpr Argument arguments[] = {{Arguments::label, Arguments::kind}...};
 
     static int get_workspace_size(void* function, const Values& values, std::vector<Tensor>& tensors,
                                   std::uint64_t* workspace_bytes, aclOpExecutor** executor) {
@@ -128,12 +127,12 @@ using Forward = Signature<
 
 struct Operator {
     const char* symbol;
-    decltype(&Grad::describe) describe;
+    std::span<const Argument> arguments;
     decltype(&Grad::get_workspace_size) get_workspace_size;
 };
 constexpr Operator kOperators[] = {
-    {"aclnnInnerFlashAttnGrad", &Grad::describe, &Grad::get_workspace_size},
-    {"aclnnInnerFlashAttn", &Forward::describe, &Forward::get_workspace_size},
+    {"aclnnInnerFlashAttnGrad", Grad::arguments, &Grad::get_workspace_size},
+    {"aclnnInnerFlashAttn", Forward::arguments, &Forward::get_workspace_size},
 };
 
 const Operator& find_operator(const std::string& symbol) {
@@ -146,10 +145,9 @@ const Operator& find_operator(const std::string& symbol) {
 }
 
 void check_names(const Operator& op, const Values& values) {
-    const auto arguments = op.describe();
     for (const auto& [name, value] : values) {
-        const bool is_known = std::any_of(arguments.begin(), arguments.end(),
-                                          [&](const auto& argument) { return argument.first == name; });
+        const bool is_known = std::any_of(op.arguments.begin(), op.arguments.end(),
+                                          [&](const Argument& argument) { return name == argument.name; });
         if (!is_known) {
             throw std::invalid_argument("cann: arguments must be those of " + std::string(op.symbol) + ", got " + name +
                                         ".");
@@ -159,9 +157,7 @@ void check_names(const Operator& op, const Values& values) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> aclnn_arguments(const std::string& symbol) {
-    return find_operator(symbol).describe();
-}
+std::span<const Argument> aclnn_arguments(const std::string& symbol) { return find_operator(symbol).arguments; }
 
 void DestroyExecutor::operator()(aclOpExecutor* executor) const {
     if (tensor_api().aclDestroyAclOpExecutor != nullptr) tensor_api().aclDestroyAclOpExecutor(executor);

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -47,8 +47,13 @@ private:
     std::unique_ptr<aclOpExecutor, DestroyExecutor> executor_;
 };
 
-/// Name and kind of the arguments of an operator in order: "tensor", "optional tensor", "double", "int64", "bool", "layout".
-/// Throws std::invalid_argument for another operator.
-std::vector<std::pair<std::string, std::string>> aclnn_arguments(const std::string& symbol);
+/// An argument of an operator's first phase; kind is "tensor", "optional tensor", "double", "int64", "bool" or "layout".
+struct Argument {
+    const char* name;
+    const char* kind;
+};
+
+/// The arguments of an operator in order. Throws std::invalid_argument for another operator.
+std::span<const Argument> aclnn_arguments(const std::string& symbol);
 
 }  // namespace fag::cann

@@ -37,7 +37,7 @@ std::optional<std::string> reason_of(const std::function<void()>& find) {
 TensorRef tensor_of(const py::tuple& ref) {
     if (ref.size() != 6) throw py::type_error("cann: a tensor must be a TensorRef, got another tuple.");
     using Sizes = std::vector<std::int64_t>;
-    return {ref[0].cast<std::uint64_t>(), ref[1].cast<std::string>(), ref[2].cast<Sizes>(),
+    return {ref[0].cast<std::uint64_t>(), ref[1].cast<std::string>(),  ref[2].cast<Sizes>(),
             ref[3].cast<Sizes>(),         ref[4].cast<std::int64_t>(), ref[5].cast<Sizes>()};
 }
 
@@ -136,7 +136,11 @@ void bind_cann(py::module_& m) {
             },
             py::arg("workspace_address"), py::arg("stream"));
     m.def("aclnn_prepare", &prepare, py::arg("symbol"), py::arg("arguments"));
-    m.def("aclnn_arguments", &aclnn_arguments);
+    m.def("aclnn_arguments", [](const std::string& symbol) {
+        py::list out;
+        for (const Argument& argument : aclnn_arguments(symbol)) out.append(py::make_tuple(argument.name, argument.kind));
+        return out;
+    });
 
     py::class_<DeviceFunction, std::unique_ptr<DeviceFunction, py::nodelete>>(m, "DeviceFunction")
         .def(py::init([](const std::string& symbol, const py::bytes& object, bool is_vector) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -18,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRuntime = "libascendcl.so";
-constexpr const char* kCustomPackage = "libcust_opapi.so";
+constexpr const char* kCustomLibrary = "libcust_opapi.so";
 
 /// `text` with every path cut down to its last component: reasons go into messages that users paste.
 std::string without_folders(const std::string& text) {
@@ -90,32 +91,50 @@ std::string environment(const char* variable) {
     return value == nullptr ? "" : value;
 }
 
-/// Folders of custom operator packages, in the order in which CANN prefers them.
-std::vector<fs::path> package_folders() {
-    std::vector<fs::path> folders;
-    std::istringstream custom(environment("ASCEND_CUSTOM_OPP_PATH"));
-    for (std::string folder; std::getline(custom, folder, ':');) {
-        if (!folder.empty()) folders.emplace_back(folder);
+std::vector<std::string> split(const std::string& text, char separator) {
+    std::vector<std::string> parts;
+    std::istringstream stream(text);
+    for (std::string part; std::getline(stream, part, separator);) {
+        if (!part.empty()) parts.push_back(part);
     }
-    std::vector<fs::path> vendors;
-    std::error_code ignored;  // no such folder is no error: there are no packages then
-    if (const std::string opp = environment("ASCEND_OPP_PATH"); !opp.empty()) {
-        for (const auto& entry : fs::directory_iterator(fs::path(opp) / "vendors", ignored)) {
-            vendors.push_back(entry.path());
-        }
-    }
-    std::sort(vendors.begin(), vendors.end());
-    folders.insert(folders.end(), vendors.begin(), vendors.end());
-    return folders;
+    return parts;
 }
 
-std::string custom_package() {
-    for (const fs::path& folder : package_folders()) {
-        const fs::path library = folder / "op_api" / "lib" / kCustomPackage;
-        std::error_code ignored;
-        if (fs::is_regular_file(library, ignored)) return library.string();
+/// Names of the packages in a folder of them, in CANN's order: config.ini may have a line load_priority=first,second,...
+std::vector<std::string> packages_in(const fs::path& vendors) {
+    std::vector<std::string> names;
+    std::ifstream config(vendors / "config.ini");
+    const std::string key = "load_priority=";
+    for (std::string line; std::getline(config, line);) {
+        if (line.starts_with(key)) names = split(line.substr(key.size()), ',');
     }
-    return kCustomPackage;
+    std::vector<std::string> others;
+    std::error_code ignored;  // no such folder is no error: there are no packages then
+    for (const auto& entry : fs::directory_iterator(vendors, ignored)) {
+        const std::string name = entry.path().filename().string();
+        if (std::find(names.begin(), names.end(), name) == names.end()) others.push_back(name);
+    }
+    std::sort(others.begin(), others.end());
+    names.insert(names.end(), others.begin(), others.end());
+    return names;
+}
+
+/// The libraries of custom packages, in the order in which CANN prefers them; by bare name if no variable leads to one.
+std::vector<std::string> custom_libraries() {
+    std::vector<fs::path> folders;
+    for (const std::string& folder : split(environment("ASCEND_CUSTOM_OPP_PATH"), ':')) folders.emplace_back(folder);
+    if (const std::string opp = environment("ASCEND_OPP_PATH"); !opp.empty()) {
+        const fs::path vendors = fs::path(opp) / "vendors";
+        for (const std::string& name : packages_in(vendors)) folders.push_back(vendors / name);
+    }
+    std::vector<std::string> libraries;
+    for (const fs::path& folder : folders) {
+        const fs::path library = folder / "op_api" / "lib" / kCustomLibrary;
+        std::error_code ignored;
+        if (fs::is_regular_file(library, ignored)) libraries.push_back(library.string());
+    }
+    if (libraries.empty()) libraries.emplace_back(kCustomLibrary);
+    return libraries;
 }
 
 RuntimeApi load_runtime_api() {
@@ -141,8 +160,7 @@ LaunchApi load_launch_api() {
 }
 
 TensorApi load_tensor_api() {
-    const std::vector<Library> libraries =
-        open_any({"libnnopbase.so", "libopapi.so", custom_package()}, "CANN's operator base");
+    const std::vector<Library> libraries = open_any({"libnnopbase.so", "libopapi.so"}, "CANN's operator base");
     TensorApi api;
     resolve(api.aclCreateTensor, libraries, "aclCreateTensor");
     resolve(api.aclDestroyTensor, libraries, "aclDestroyTensor");
@@ -174,7 +192,7 @@ OperatorApi operator_api(const std::string& symbol) {
     static std::map<std::string, OperatorApi> found;
     const std::lock_guard lock(mutex);
     if (const auto known = found.find(symbol); known != found.end()) return known->second;
-    const std::vector<Library> libraries{open(custom_package(), "CANN's custom operator package")};
+    const std::vector<Library> libraries = open_any(custom_libraries(), "CANN's custom operator package");
     OperatorApi api;
     api.get_workspace_size = require_symbol(libraries, (symbol + "GetWorkspaceSize").c_str());
     resolve(api.run, libraries, symbol.c_str());

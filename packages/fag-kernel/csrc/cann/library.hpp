@@ -28,10 +28,10 @@ struct OperatorApi {
     AclnnRun run;
 };
 
-/// The operator whose second phase is `symbol`, from libcust_opapi.so. Throws Missing.
+/// The operator whose second phase is `symbol`, from the first custom package that has it. Throws Missing.
 ///
-/// The library is that of ASCEND_CUSTOM_OPP_PATH, else of a package under ASCEND_OPP_PATH/vendors, else the one that the
-/// dynamic loader finds.
+/// Packages are those of ASCEND_CUSTOM_OPP_PATH, then those under ASCEND_OPP_PATH/vendors; without any, the library that
+/// the dynamic loader finds under their name, libcust_opapi.so.
 OperatorApi operator_api(const std::string& symbol);
 
 }  // namespace fag::cann

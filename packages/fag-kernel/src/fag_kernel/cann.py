@@ -109,8 +109,8 @@ def missing_operator(symbol: str) -> str | None:
     """Why an operator of CANN's custom package cannot be called, as a phrase, or None.
 
     Args:
-        symbol: `GRAD` or `FORWARD`. The package is that of ASCEND_CUSTOM_OPP_PATH, else the first under
-            ASCEND_OPP_PATH/vendors, else the one that the dynamic loader finds.
+        symbol: `GRAD` or `FORWARD`. Packages are those of ASCEND_CUSTOM_OPP_PATH, then those under
+            ASCEND_OPP_PATH/vendors; without any, the library that the dynamic loader finds.
     """
     return _native.cann_missing_operator(symbol)
 

@@ -105,7 +105,7 @@ class Launch:
             ArtefactError, CompilerError: As `load`, which a device not loaded yet comes to first.
 
         Note:
-            3 us for three kernels beyond what the runtime takes.
+            2 to 4 us for three kernels, beyond what the runtime takes for them.
         """
         sequence = self._sequences.get(device)
         if sequence is None:
@@ -183,9 +183,7 @@ _functions_lock: Final = threading.Lock()
 
 
 def _function(kernel: Kernel, dtype: DType, device: int) -> _native.DeviceFunction:
-    path = object_file(
-        kernel.name, dtype
-    )  # takes its own lock: threads compile different kernels side by side
+    path = object_file(kernel.name, dtype)  # under a lock of its own: threads compile side by side
     key = (device, str(path))
     with _functions_lock:
         if key not in _functions:
