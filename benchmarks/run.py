@@ -1,132 +1,143 @@
 """Our CPU forward and backward against PyTorch's, in one process, taking turns.
 
-    python benchmarks/run.py            all cases (python3 tools/dev.py bench, from anywhere)
-    python benchmarks/run.py --quick    the few that --quick marks, briefly
+    python benchmarks/run.py            everything (python3 tools/dev.py bench, from anywhere)
+    python benchmarks/run.py --quick    a few cases of everything, briefly
     python benchmarks/run.py --only gqa --seconds 10
+    python benchmarks/run.py --render --out FOLDER    the report of a run again, from its results.json
 
-Prints a table and writes it as JSON and Markdown. A case is slower or faster by the median of the ratios
-within the rounds; quartiles tell how sure that is.
+Prints as it goes, then the goals; writes JSON, Markdown and pictures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from cases import CASES, Case
-from contenders import CONTENDERS, Gemm, Inputs
+from along_length import measure_window
+from capped import measure_capped
+from cases import CASES, THREAD_CASES
+from goals import Document
 from machine import describe
-from timing import ratios, take_turns
+from measure import Record, measure
+from memory import MEMORY_CASES, measure_memory
+from overhead import measure_overhead
+from plots import draw_all
+from publish import PAGE, publish
+from report import SECTIONS, SPEED_HEAD, goals_table, machine_line, markdown, speed_row
+from threads import measure_threads
 
-OURS, THEIRS = (contender.name for contender in CONTENDERS)
-SCHEMA = 1
+SCHEMA = 2
+LOCAL = Path(__file__).parent / "results" / "local"
+WIDTHS = (44, 9, 6, 22, 7, 14, 7, 6, 4, 6)
 
-
-def measure(case: Case, seconds: float, rounds: int) -> list[dict[str, object]]:
-    """Forward and backward of one case, one record each."""
-    x = Inputs.of(case)
-    gemm = Gemm(case.dtype)
-    results = {contender.name: contender.forward(case, x) for contender in CONTENDERS}
-    forward = {c.name: lambda c=c: c.forward(case, x) for c in CONTENDERS}
-    backward = {c.name: lambda c=c: c.backward(case, x, *results[c.name]) for c in CONTENDERS}
-    records = []
-    for direction, jobs, flops in (
-        ("forward", forward, case.forward_flops),
-        ("backward", backward, case.backward_flops),
-    ):
-        ours, theirs = jobs[OURS](), jobs[THEIRS]()
-        times = take_turns({**jobs, "gemm": gemm}, seconds / 2, rounds)
-        ratio = ratios(times[THEIRS], times[OURS])
-        share = ratios([t * flops / gemm.flops for t in times["gemm"]], times[OURS])
-        records.append(
-            {
-                "case": case.name,
-                "group": case.group,
-                "direction": direction,
-                "rounds": len(times[OURS]),
-                "gflops": {name: round(flops / sorted(t)[len(t) // 2] / 1e9, 1) for name, t in times.items()}
-                | {"gemm": round(gemm.flops / sorted(times["gemm"])[len(times["gemm"]) // 2] / 1e9, 1)},
-                "milliseconds": {name: round(sorted(t)[len(t) // 2] * 1e3, 3) for name, t in times.items()},
-                "speedup": [round(value, 3) for value in (ratio.low, ratio.median, ratio.high)],
-                "share_of_gemm": round(share.median, 3),
-                "gemm_dtype": gemm.dtype,
-                "difference": max(_difference(a, b) for a, b in zip(ours, theirs, strict=True)),
-            }
-        )
-    return records
+Sections = dict[str, Callable[[], Iterable[Record]]]
 
 
-def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(f"{((a.double() - b.double()).norm() / b.double().norm()).item():.2g}")
+def chosen_sections(args: argparse.Namespace) -> Sections:
+    """What is measured, in order: name of the section -> its records as they come."""
+    threads = torch.get_num_threads()
+    seconds = args.seconds or (0.8 if args.quick else 4.0)
+    rounds = 2 if args.quick else 3
+    cases = [c for c in CASES if (c.is_quick or not args.quick) and args.only in (None, c.group)]
+    thread_cases = [c for c in THREAD_CASES if c.is_quick or not args.quick]
+    memory_cases = [m for m in MEMORY_CASES if m.case.is_quick or not args.quick]
+    sections: Sections = {
+        "speed": lambda: (record for case in cases for record in measure(case, seconds, rounds)),
+        "window": lambda: measure_window(2 * seconds, rounds),
+        "threads": lambda: measure_threads(thread_cases, seconds, rounds),
+        "overhead": lambda: measure_overhead(2 * seconds, 20),
+        "memory": lambda: measure_memory(memory_cases, threads),
+        "capped": lambda: measure_capped(seconds / 2, rounds, threads),
+    }
+    if args.only:
+        return {args.only if args.only in sections else "speed": sections.get(args.only, sections["speed"])}
+    if args.quick:
+        del sections["capped"]
+    if len(os.sched_getaffinity(0)) < 2:
+        del sections["threads"]
+    return sections
 
 
-HEAD = ("case", "direction", OURS, THEIRS, "gemm", "faster", "quartiles", "of gemm", "differ")
+def measure_all(sections: Sections) -> dict[str, list[Record]]:
+    """Runs the sections and prints each record."""
+    begin = time.monotonic()
+    measured: dict[str, list[Record]] = {name: [] for name in SECTIONS}
+    for name, section in sections.items():
+        print(f"\n{name}, after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        if name in ("speed", "capped"):
+            print(_columns(SPEED_HEAD))
+        for record in section():
+            measured[name].append(record)
+            is_speed = name in ("speed", "capped")
+            print(_columns(speed_row(record)) if is_speed else _facts(record), flush=True)
+    print(f"\nmeasured in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    return measured
 
 
-def row(record: dict) -> tuple[str, ...]:
-    """One line of the table: rates in GF/s."""
-    low, median, high = record["speedup"]
-    rates = record["gflops"]
-    return (
-        record["case"],
-        record["direction"],
-        *(f"{rates[name]:.0f}" for name in (OURS, THEIRS, "gemm")),
-        f"{median:.2f}x",
-        f"{low:.2f}-{high:.2f}",
-        f"{100 * record['share_of_gemm']:.0f}%",
-        f"{record['difference']:.0e}",
-    )
+def _columns(cells: Iterable[str]) -> str:
+    return " ".join(f"{text:<{width}}" for text, width in zip(cells, WIDTHS, strict=True))
 
 
-def markdown(machine: dict[str, object], records: list[dict]) -> str:
-    """The report as Markdown."""
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
-    lines = [
-        f"Rates in GF/s on visible pairs. {facts}",
-        "",
-        " | ".join(HEAD),
-        " | ".join("---" for _ in HEAD),
-    ]
-    return "\n".join([*lines, *(" | ".join(row(record)) for record in records)]) + "\n"
+def _facts(record: Record) -> str:
+    return "  ".join(f"{name} {value}" for name, value in record.items())
+
+
+def write(run: Document, folder: Path) -> None:
+    """Writes the report of a run and, where there is matplotlib, its pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(run, indent=1) + "\n")
+    (folder / "results.md").write_text(markdown(run))
+    try:
+        pictures = draw_all(run, folder)
+    except ImportError as error:
+        print(f"no pictures: {error}", file=sys.stderr)
+        pictures = []
+    names = [path.name for path in pictures]
+    print(f"written to {folder}: {', '.join(['results.json', 'results.md', *names])}", file=sys.stderr)
 
 
 def main() -> int:
-    """Measures, prints, writes."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer cases, about a second each")
-    parser.add_argument("--only", choices=sorted({case.group for case in CASES}), help="one group of cases")
-    parser.add_argument("--seconds", type=float, help="time per case (default: 6, quick: 1.5)")
-    parser.add_argument("--threads", type=int, help="threads of both (default: PyTorch's)")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "results" / "local", help="folder"
-    )
-    args = parser.parse_args()
+    """Measures or reads a run, prints, writes."""
+    args = _parse()
     if args.threads:
         torch.set_num_threads(args.threads)
-    seconds = args.seconds or (1.5 if args.quick else 6)
-    machine = describe()
-    print(", ".join(f"{name} {value}" for name, value in machine.items()), file=sys.stderr)
-    widths = (44, 9, 6, 6, 6, 7, 10, 8, 7)
-    print(" ".join(f"{text:<{width}}" for text, width in zip(HEAD, widths, strict=True)))
-    records = []
-    for case in CASES:
-        if (args.quick and not case.is_quick) or (args.only and case.group != args.only):
-            continue
-        for record in measure(case, seconds, rounds=3 if args.quick else 7):
-            records.append(record)
-            print(
-                " ".join(f"{text:<{width}}" for text, width in zip(row(record), widths, strict=True)),
-                flush=True,
+    if args.render:
+        run = json.loads((args.out / "results.json").read_text())
+        if run["schema"] != SCHEMA:
+            sys.exit(
+                f"run.py: --out must hold results of schema {SCHEMA}, got {run['schema']}. Measure again."
             )
-    args.out.mkdir(parents=True, exist_ok=True)
-    document = {"schema": SCHEMA, "machine": machine, "records": records}
-    (args.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
-    (args.out / "results.md").write_text(markdown(machine, records))
-    print(f"written: {args.out / 'results.json'}, {args.out / 'results.md'}", file=sys.stderr)
+    else:
+        run = {"schema": SCHEMA, "machine": describe()}
+        print(machine_line(run), file=sys.stderr)
+        run |= measure_all(chosen_sections(args))
+    print(f"\n{goals_table(run)}")
+    write(run, args.out)
+    if args.update_docs:
+        publish(run, args.out)
+        print(f"updated: {PAGE}", file=sys.stderr)
     return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases, about a second each")
+    only = sorted({case.group for case in CASES} | set(SECTIONS) - {"speed", "window"})
+    parser.add_argument("--only", choices=only, help="one group of cases, or one section of the report")
+    parser.add_argument("--seconds", type=float, help="time per case (default: 4, quick: 0.8)")
+    parser.add_argument("--threads", type=int, help="threads of both (default: PyTorch's)")
+    parser.add_argument("--out", type=Path, default=LOCAL, help="folder")
+    parser.add_argument(
+        "--render", action="store_true", help="report the run in --out again; measure nothing"
+    )
+    parser.add_argument("--update-docs", action="store_true", help=f"put the run into docs/{PAGE.name}")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
