@@ -56,7 +56,7 @@ def chosen_sections(args: argparse.Namespace) -> Sections:
         "capped": lambda: measure_capped(seconds / 2, rounds, threads),
     }
     if args.only:
-        return {args.only if args.only in sections else "speed": sections.get(args.only, sections["speed"])}
+        return {name: s for name, s in sections.items() if name == args.only or (name == "speed" and cases)}
     if args.quick:
         del sections["capped"]
     if len(os.sched_getaffinity(0)) < 2:
