@@ -18,7 +18,7 @@ import pytest
 from fag_kernel import ascend950
 from fag_kernel.__main__ import main
 from fag_kernel.ascend950 import artefacts, finalize
-from fag_kernel.ascend950.catalog import DTYPES, FORMS, all_kernels, launches, sample_kernels
+from fag_kernel.ascend950.catalog import DTYPES, FORMS, all_kernels, launch_tiling, launches, sample_kernels
 from fag_kernel.ascend950.tile_table import MEMORY_KIB, TILES
 from fag_kernel.ascend950.verify import atomic_stores
 from fag_kernel.plan import plan
@@ -83,6 +83,26 @@ def test_kernels_lists_every_valid_key_in_both_types() -> None:
             assert step.parameters[:3] == ("ffts_address", "sync_block_lock", "compiler_workspace")
             assert step.parameters[-3:] == ("grid_x", "grid_y", "grid_z")
             assert len(step.kernel) <= 49
+
+
+def test_the_gradient_of_the_sinks_is_one_launch_more() -> None:
+    for dtype in DTYPES:
+        for key in valid_keys():
+            for form in FORMS:
+                *others, last = launches(key, dtype, form, has_sinks=True)
+                assert tuple(others) == launches(key, dtype, form)
+                assert last.stage == "sinks"
+                assert last.kernel.dtype == dtype
+                assert dict(last.kernel.constants)["IS_TND"] == TilingKey.decode(key).is_tnd
+
+
+def test_launch_tiling_adds_the_flags_to_the_plans_bytes() -> None:
+    tiling = plan(AttentionProblem.from_metadata_args(
+        4, 2, 64, batch_size=1, max_seqlen_q=9, max_seqlen_kv=9
+    ), "Ascend950PR_9589")  # fmt: skip
+    assert launch_tiling(tiling, has_dlse=False) == tiling.tiling_data + bytes(8)
+    assert launch_tiling(tiling, has_dlse=True) == tiling.tiling_data + b"\1" + bytes(7)
+    assert len(launch_tiling(tiling, has_dlse=True)) == 200
 
 
 def test_only_the_accumulate_kernels_add_atomically() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fag_kernel.ascend950.catalog import all_kernels
 from fag_kernel.ascend950.compile import (
     compile_kernel,
     hidden_arguments,
+    lower,
     measure_memory,
     optimise,
     tool_versions,
@@ -69,6 +71,15 @@ def test_a_kernel_that_does_not_fit_is_refused() -> None:
 def test_broken_input_is_refused_with_the_compilers_words() -> None:
     with pytest.raises(CompilerError, match="nonsense must compile for Ascend950PR_9589, got"):
         optimise("nonsense", "module { nonsense }")
+
+
+def test_a_crash_of_the_first_compiler_is_a_compiler_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object, **__: object) -> str:
+        raise subprocess.CalledProcessError(-11, ["bin/triton-adapter-opt", "kernel.ttir.mlir"])
+
+    monkeypatch.setattr("triton.backends.ascend.compiler.ttir_to_linalg", crash)
+    with pytest.raises(CompilerError, match="must compile .*, got exit status -11 of triton-adapter-opt"):
+        lower(all_kernels()["fag_zero_accumulators_dense"])
 
 
 def test_memory_is_read_from_the_placed_buffers() -> None:

@@ -94,7 +94,11 @@ def compiler_path() -> Path:
 
 
 def lower(kernel: Kernel) -> str:
-    """Triton source to linalg text, with the kernel's symbol."""
+    """Triton source to linalg text, with the kernel's symbol.
+
+    Raises:
+        CompilerError: triton-ascend's own compiler fails or crashes.
+    """
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     ascend: Any = importlib.import_module("triton.backends.ascend.compiler")
     triton_ir: Any = importlib.import_module("triton._C.libtriton").ir
@@ -120,7 +124,13 @@ def lower(kernel: Kernel) -> str:
         enable_select_analysis=True,
     )
     module = ascend.make_ttir(module, metadata, options)
-    text: str = ascend.ttir_to_linalg(module, metadata, options, named_ops=True)
+    try:
+        text: str = ascend.ttir_to_linalg(module, metadata, options, named_ops=True)
+    except subprocess.CalledProcessError as reason:
+        raise CompilerError(
+            f"fag-kernel build: {kernel.name} must compile for {TARGET}, got exit status "
+            f"{reason.returncode} of {Path(reason.cmd[0]).name}."
+        ) from None
     text = re.sub(r', mix_mode\s*=\s*"[^"]*"', "", text)
     return re.sub(rf"@{function_name}\b", f"@{kernel.name}", text)
 

@@ -38,12 +38,13 @@ def load_dlse(dlse, lse_first, row, row_lo, row_hi, tiling, BM: tl.constexpr):
     """The upstream gradient of lse of BM rows from `row` on; zero outside [row_lo, row_hi), and everywhere,
     without a read, if the call has none.
 
-    The flag empties the range of rows instead of entering the mask: the compiler keeps one block move.
+    The flag empties the range of rows instead of entering the mask: the compiler keeps one block move. The
+    rows before row_lo exist and are read: triton-ascend 3.2.0 crashes on this load with the mask of lse's.
     """
     has_dlse = (read_int(tiling, TD_LAUNCH_FLAGS) & FLAG_DLSE) != 0
-    end = tl.where(has_dlse, row_hi, row_lo)
     offs = row + tl.arange(0, BM)
-    return tl.load(dlse + lse_first + offs, mask=(offs >= row_lo) & (offs < end), other=0.0)
+    dlse_rows = tl.load(dlse + lse_first + offs, mask=offs < tl.where(has_dlse, row_hi, 0), other=0.0)
+    return tl.where(offs >= row_lo, dlse_rows, 0.0)
 
 
 @triton.jit
