@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +49,45 @@ def answer(**values):
 """
 
 
+@cache
+def _compiled(without: str) -> bytes:
+    """The runtime without a symbol, compiled once per session."""
+    assert COMPILER is not None
+    # As CANN's own library is known to the dynamic loader: under its name, whatever its folder.
+    options = ["-Wl,-soname,libascendcl.so", *([f"-DWITHOUT_{without}"] if without else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "fake_cann.so"
+        command = [
+            COMPILER,
+            "-std=c++17",
+            "-O0",
+            "-w",
+            "-shared",
+            "-fPIC",
+            *options,
+            str(SOURCE),
+            "-o",
+            str(made),
+        ]
+        subprocess.run(command, check=True)
+        return made.read_bytes()
+
+
 def build(
     folder: Path, *, without: str = "", libraries: tuple[str, ...] = (*LIBRARIES, CUSTOM_LIBRARY)
 ) -> Path:
-    """Compiles the runtime.
+    """Makes the runtime.
 
     Args:
-        folder: Where the libraries go.
+        folder: Where the libraries go; returned.
         without: A symbol to leave out.
-        libraries: Names under which it is found.
+        libraries: Names under which it is found: one object, as far as the dynamic loader is concerned.
     """
-    assert COMPILER is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    made = folder / "fake_cann.so"
-    # As CANN's own library is known to the dynamic loader: under its name, whatever its folder.
-    options = ["-Wl,-soname,libascendcl.so", *([f"-DWITHOUT_{without}"] if without else [])]
-    subprocess.run(
-        [COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *options, str(SOURCE), "-o", str(made)],
-        check=True,
-    )
-    for name in libraries:
+    first, *others = libraries
+    made = folder / first
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_bytes(_compiled(without))
+    for name in others:
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(made)

@@ -1,5 +1,6 @@
 """Calls of CANN's runtime, seen from the other side: a fake runtime writes down what arrives."""
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -355,9 +356,8 @@ def test_a_damaged_library_is_named_without_its_folder(tmp_path):
 def packages(tmp_path):
     """Three custom packages, each with a log of its own; the first by name lacks the operator."""
     for name in ("a", "b", "c"):
-        folder = tmp_path / "vendors" / name / "op_api" / "lib"
-        cann_fake.build(folder, without="aclnnInnerFlashAttnGrad" if name == "a" else "", libraries=())
-        (folder / "fake_cann.so").rename(folder / "libcust_opapi.so")
+        without = "aclnnInnerFlashAttnGrad" if name == "a" else ""
+        cann_fake.build(tmp_path, without=without, libraries=(f"vendors/{name}/op_api/lib/libcust_opapi.so",))
     return tmp_path
 
 
@@ -437,6 +437,12 @@ print(json.dumps("libascendcl" in open("/proc/self/maps").read()))
         runtime,
     )
     assert loaded is False
+
+
+def test_errors_survive_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(cann.CannError("rtKernelLaunch", 507000, "E1: stream is gone")))
+    assert (error.call, error.code, error.text) == ("rtKernelLaunch", 507000, "E1: stream is gone")
+    assert str(error) == "cann: rtKernelLaunch must succeed, got code 507000: E1: stream is gone"
 
 
 def test_another_operator_is_refused():

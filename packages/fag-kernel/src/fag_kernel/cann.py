@@ -45,24 +45,20 @@ class CannError(RuntimeError):
     Attributes:
         call: Function that failed; None if it could not be called at all.
         code: What it returned; None if it was not called, or returns no code.
+        text: What the runtime says about it, may be empty; or what is missing.
     """
 
     def __init__(self, call: str | None, code: int | None, text: str) -> None:
-        """Make the message of the error.
-
-        Args:
-            call: As the attribute.
-            code: As the attribute.
-            text: What the runtime says, or what is missing.
-        """
-        if call is None:
-            message = f"cann: the runtime must be complete, got: {text}. Source the set_env.sh of CANN."
-        else:
-            got = "no result" if code is None else f"code {code}"
-            message = f"cann: {call} must succeed, got {got}: {text or 'the runtime gives no reason'}"
-        super().__init__(message)
+        super().__init__(call, code, text)
         self.call = call
         self.code = code
+        self.text = text
+
+    def __str__(self) -> str:
+        if self.call is None:
+            return f"cann: the runtime must be complete, got: {self.text}. Source the set_env.sh of CANN."
+        got = "no result" if self.code is None else f"code {self.code}"
+        return f"cann: {self.call} must succeed, got {got}: {self.text or 'the runtime gives no reason'}"
 
 
 class TensorRef(NamedTuple):
