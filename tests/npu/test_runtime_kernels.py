@@ -16,6 +16,10 @@ import fag_kernel
 from fag_kernel.ascend950.catalog import Kernel, launch_tiling, launches
 from fag_metadata import AttentionProblem, Target, metadata_for
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning"
+)  # of triton-ascend
+
 B, S1, S2, N1, N2, D = 1, 5, 7, 2, 1, 8
 TARGET = Target(name="small", cube_cores=2, vector_cores=2, l2_bytes=0)
 SIZES = {"batch_size": B, "max_seqlen_q": S1, "max_seqlen_kv": S2}

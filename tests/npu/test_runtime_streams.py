@@ -221,3 +221,13 @@ assert holding.aclrtSynchronizeStream(ctypes.c_uint64(stream)) == 0
 def test_a_wait_with_the_gil_lets_a_task_in_python_run() -> None:
     folders = [path for path in sys.path if path.endswith(("npu", "npu_runtime"))]
     subprocess.run([sys.executable, "-c", WAIT_WITH_THE_GIL, *folders], check=True, timeout=60)
+
+
+def test_host_seconds_are_those_inside_of_the_runtime(stub: Stub) -> None:
+    stub.set_latency(0)
+    stream, before = rt.new_stream(), stub.host_seconds()
+    callback = rt.host_function(stream, lambda: time.sleep(0.1))
+    assert stub.host_seconds() - before < 0.05, "a call that queues does not wait"
+    rt.synchronize(stream)
+    assert callback
+    assert 0.05 < stub.host_seconds() - before < 2

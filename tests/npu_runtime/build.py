@@ -9,11 +9,13 @@ Then, for the process that is to use it: LD_LIBRARY_PATH=DIR and ASCEND_OPP_PATH
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -73,9 +75,10 @@ def build(
 
     vendors = out / "opp" / "vendors"
     custom = vendors / VENDOR / "op_api" / "lib" / CUSTOM
-    for path in (vendors / "config.ini", custom, out / CUSTOM):
-        path.unlink(missing_ok=True)
-    if has_custom_package:
+    if not has_custom_package:
+        for path in (vendors / "config.ini", custom, out / CUSTOM):
+            path.unlink(missing_ok=True)
+    else:
         custom.parent.mkdir(parents=True, exist_ok=True)
         (vendors / "config.ini").write_text(f"load_priority={VENDOR}\n")
         compiled = _compile(SOURCES / "custom_package", objects / "custom_package")
@@ -85,15 +88,20 @@ def build(
 
 
 def _compile(sources: Path, objects: Path) -> list[str]:
-    """Objects of all C++ files of a folder, made again where a source or any header is newer."""
+    """Objects of all C++ files of a folder; the name says what they were made from, so none is ever stale."""
     objects.mkdir(parents=True, exist_ok=True)
-    newest_header = max(header.stat().st_mtime_ns for header in SOURCES.glob("*.hpp"))
+    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.hpp")))
+    command = [*_compiler(), *FLAGS]
 
     def make(source: Path) -> str:
-        target = objects / f"{source.stem}.o"
-        newest = max(newest_header, source.stat().st_mtime_ns)
-        if not target.exists() or target.stat().st_mtime_ns < newest:
-            subprocess.run([*_compiler(), *FLAGS, "-c", str(source), "-o", str(target)], check=True)
+        content = hashlib.sha256(source.read_bytes() + headers + repr(command).encode()).hexdigest()
+        target = objects / f"{source.stem}-{content[:16]}.o"
+        if not target.exists():
+            with _replacing(target) as scratch:
+                subprocess.run([*command, "-c", str(source), "-o", scratch], check=True)
+            for old in objects.glob(f"{source.stem}-????????????????.o"):
+                if old != target:
+                    old.unlink(missing_ok=True)
         return str(target)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -102,7 +110,19 @@ def _compile(sources: Path, objects: Path) -> list[str]:
 
 def _link(library: Path, objects: list[str], symbols: Path) -> None:
     command = [*_compiler(), "-shared", *objects, f"-Wl,--version-script={symbols}", "-ldl", "-pthread"]
-    subprocess.run([*command, f"-Wl,-soname,{library.name}", "-o", str(library)], check=True)
+    with _replacing(library) as scratch:
+        subprocess.run([*command, f"-Wl,-soname,{library.name}", "-o", scratch], check=True)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[str]:
+    """A file to write that takes the place of `path` once complete: a process may be using the old one."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield str(scratch)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _compiler() -> list[str]:
@@ -110,8 +130,8 @@ def _compiler() -> list[str]:
 
 
 def _replace_link(path: Path, target: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.symlink_to(os.path.relpath(target, path.parent))
+    with _replacing(path) as scratch:
+        os.symlink(os.path.relpath(target, path.parent), scratch)
 
 
 def main() -> int:

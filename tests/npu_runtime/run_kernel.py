@@ -27,7 +27,7 @@ from fag_kernel import abi
 from fag_kernel.ascend950.catalog import PARAMETERS, Kernel, all_kernels
 from fag_kernel.tiling_data import TilingData
 from fag_metadata import AttentionProblem, check_metadata, metadata_for
-from fag_metadata.layout import IDENTITY
+from fag_metadata.layout import IDENTITY, total_words
 
 TILING_BYTES = 200
 PLAN_BYTES = 192
@@ -255,7 +255,10 @@ def _problem(launch: Launch, *, is_grad: bool) -> AttentionProblem:
         win_right=f.win_right, layout_q=layout, layout_kv=layout, layout_out=layout, is_grad_enabled=is_grad,
         **lengths,
     )  # fmt: skip
-    words = launch.bytes_from(launch.addresses["metadata"], launch.device) // 4
+    # torch_npu's allocator cuts tensors out of larger pieces: the head says how long this one is.
+    section_num, _, _, _, aic, aiv = (int(word) for word in launch.view("metadata", 6))
+    slots, has_grad = launch.identity["cube_slots"], bool(launch.identity["is_grad"])
+    words = total_words(section_num, aic, aiv, slots, has_grad)
     check_metadata(launch.kernel.name, launch.view("metadata", words), problem, is_grad)
     return problem
 

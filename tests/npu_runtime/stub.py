@@ -54,6 +54,7 @@ class Stub:
         self._library = library
         library.fag_stub_report.restype = ctypes.c_char_p
         library.fag_stub_work_seconds.restype = ctypes.c_double
+        library.fag_stub_host_seconds.restype = ctypes.c_double
         library.fag_stub_bytes_from.restype = ctypes.c_uint64
         library.fag_stub_bytes_from.argtypes = [ctypes.c_uint64, ctypes.c_int]
         self._executor: Any = None  # ctypes keeps no reference to a callback
@@ -127,6 +128,11 @@ class Stub:
         seconds: float = self._library.fag_stub_work_seconds()
         return seconds
 
+    def host_seconds(self) -> float:
+        """Time that all threads spent inside of the stand-in's functions so far, waits included."""
+        seconds: float = self._library.fag_stub_host_seconds()
+        return seconds
+
     def wait(self) -> None:
         """Waits for all work on all devices, without counting as a synchronisation of the program."""
         self._library.fag_stub_wait()
@@ -168,8 +174,13 @@ class Stub:
         self._library.fag_stub_set_executor(callback)
         self._executor = callback
 
+    def install_idle_executors(self) -> None:
+        """Flash attention operators and our device kernels succeed and do nothing: to measure the host."""
+        self.remove_executors()
+        self._library.fag_stub_set_idle_executor()
+
     def remove_executors(self) -> None:
-        """Takes install_executors() back, after all work is done."""
+        """Takes either of the above back, after all work is done."""
         self.wait()
         self._library.fag_stub_set_executor(None)
         self._executor = None

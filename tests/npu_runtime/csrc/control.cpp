@@ -28,6 +28,7 @@ EXPORT void fag_stub_clear_failures() { clear_faults(); }
 EXPORT void fag_stub_set_soc_name(const char* name) { set_soc_name(name); }
 EXPORT void fag_stub_set_device_count(int count) { set_device_count(count); }
 EXPORT void fag_stub_set_latency(int microseconds) { set_latency(microseconds); }
+EXPORT double fag_stub_host_seconds() { return host_seconds(); }
 EXPORT double fag_stub_work_seconds() { return work_seconds(); }
 
 /// Waits for all work of all devices; not counted among the program's synchronisations.

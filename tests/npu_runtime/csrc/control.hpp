@@ -13,6 +13,7 @@ std::string syncs_json();
 std::string violations_json();
 void clear_calls();
 void clear_violations();
+double host_seconds();
 
 // faults.cpp
 void place_fault(const char* symbol, int code, const char* message, int after, int times);

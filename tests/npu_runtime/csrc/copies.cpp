@@ -60,7 +60,8 @@ Outcome run(const Copy& copy) {
 
 int copy_now(const char* symbol, void* destination, size_t destination_bytes, const void* source, size_t bytes,
              int kind) {
-    if (const int code = enter_blocking(symbol, nullptr, {{"bytes", int64_t(bytes)}, {"kind", kind}})) return code;
+    const Entry entry(symbol, nullptr, {{"bytes", int64_t(bytes)}, {"kind", kind}}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     Copy copy;
     if (const int code = parse(symbol, destination, destination_bytes, source, bytes, kind, copy)) return code;
     const Outcome outcome = run(copy);
@@ -69,7 +70,8 @@ int copy_now(const char* symbol, void* destination, size_t destination_bytes, co
 
 int copy_later(const char* symbol, void* destination, size_t destination_bytes, const void* source, size_t bytes,
                int kind, void* stream) {
-    if (const int code = enter(symbol, stream, {{"bytes", int64_t(bytes)}, {"kind", kind}})) return code;
+    const Entry entry(symbol, stream, {{"bytes", int64_t(bytes)}, {"kind", kind}});
+    if (entry.code != kOk) return entry.code;
     Copy copy;
     if (const int code = parse(symbol, destination, destination_bytes, source, bytes, kind, copy)) return code;
     return submit(stream, symbol, [copy] { return run(copy); });
@@ -96,7 +98,8 @@ EXPORT int aclrtMemcpyAsyncWithCondition(void* destination, size_t limit, const 
 }
 
 EXPORT int aclrtMemset(void* address, size_t limit, int32_t value, size_t bytes) {
-    if (const int code = enter_blocking("aclrtMemset", nullptr, {{"bytes", int64_t(bytes)}})) return code;
+    const Entry entry("aclrtMemset", nullptr, {{"bytes", int64_t(bytes)}}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     if (bytes > limit) return fail(kInvalidArgument, "count must be at most the size of the memory");
     if (!check_range(address, bytes, device_of(address), "aclrtMemset")) {
         return fail(kInvalidArgument, "the address is outside of live memory");
@@ -106,7 +109,8 @@ EXPORT int aclrtMemset(void* address, size_t limit, int32_t value, size_t bytes)
 }
 
 EXPORT int aclrtMemsetAsync(void* address, size_t limit, int32_t value, size_t bytes, void* stream) {
-    if (const int code = enter("aclrtMemsetAsync", stream, {{"bytes", int64_t(bytes)}})) return code;
+    const Entry entry("aclrtMemsetAsync", stream, {{"bytes", int64_t(bytes)}});
+    if (entry.code != kOk) return entry.code;
     if (bytes > limit) return fail(kInvalidArgument, "count must be at most the size of the memory");
     const int device = device_of_stream(stream, "aclrtMemsetAsync");
     if (device < 0) return fail(kInvalidHandle, "the stream does not exist");

@@ -59,59 +59,67 @@ void set_device_count(int count) {
 
 using namespace npu_stub;
 
-EXPORT int aclInit(const char*) { return enter("aclInit"); }
-EXPORT int aclFinalize() { return enter("aclFinalize"); }
+EXPORT int aclInit(const char*) { return Entry("aclInit").code; }
+EXPORT int aclFinalize() { return Entry("aclFinalize").code; }
 
 EXPORT int aclrtGetDeviceCount(uint32_t* count) {
-    if (const int code = enter("aclrtGetDeviceCount")) return code;
+    const Entry entry("aclrtGetDeviceCount");
+    if (entry.code != kOk) return entry.code;
     *count = static_cast<uint32_t>(num_devices());
     return kOk;
 }
 
 EXPORT int aclrtSetDevice(int32_t device) {
-    if (const int code = enter("aclrtSetDevice", nullptr, {{"device", device}})) return code;
+    const Entry entry("aclrtSetDevice", nullptr, {{"device", device}});
+    if (entry.code != kOk) return entry.code;
     return use_device(device);
 }
 
 EXPORT int rtSetDevice(int32_t device) {
-    if (const int code = enter("rtSetDevice", nullptr, {{"device", device}})) return code;
+    const Entry entry("rtSetDevice", nullptr, {{"device", device}});
+    if (entry.code != kOk) return entry.code;
     return use_device(device);
 }
 
 EXPORT int aclrtGetDevice(int32_t* device) {
-    if (const int code = enter("aclrtGetDevice")) return code;
+    const Entry entry("aclrtGetDevice");
+    if (entry.code != kOk) return entry.code;
     if (thread_device < 0) return fail(kNoContext, "the thread has no context; call aclrtSetDevice");
     *device = thread_device;
     return kOk;
 }
 
-EXPORT int aclrtResetDevice(int32_t device) { return enter("aclrtResetDevice", nullptr, {{"device", device}}); }
+EXPORT int aclrtResetDevice(int32_t device) { return Entry("aclrtResetDevice", nullptr, {{"device", device}}).code; }
 
 EXPORT int aclrtCreateContext(void** context, int32_t device) {
-    if (const int code = enter("aclrtCreateContext", nullptr, {{"device", device}})) return code;
+    const Entry entry("aclrtCreateContext", nullptr, {{"device", device}});
+    if (entry.code != kOk) return entry.code;
     if (const int code = use_device(device)) return code;
     *context = &contexts[device];
     return kOk;
 }
 
-EXPORT int aclrtDestroyContext(void*) { return enter("aclrtDestroyContext"); }
+EXPORT int aclrtDestroyContext(void*) { return Entry("aclrtDestroyContext").code; }
 
 EXPORT int aclrtGetCurrentContext(void** context) {
-    if (const int code = enter("aclrtGetCurrentContext")) return code;
+    const Entry entry("aclrtGetCurrentContext");
+    if (entry.code != kOk) return entry.code;
     if (thread_device < 0) return fail(kNoContext, "the thread has no context; call aclrtSetDevice");
     *context = &contexts[thread_device];
     return kOk;
 }
 
 EXPORT int aclrtSetCurrentContext(void* context) {
-    if (const int code = enter("aclrtSetCurrentContext")) return code;
+    const Entry entry("aclrtSetCurrentContext");
+    if (entry.code != kOk) return entry.code;
     const auto device = static_cast<char*>(context) - contexts;
     if (device < 0 || device >= num_devices()) return fail(kInvalidArgument, "the context is none of ours");
     return use_device(static_cast<int>(device));
 }
 
 EXPORT int aclrtGetPrimaryCtxState(int32_t, uint32_t* flags, int32_t* active) {
-    if (const int code = enter("aclrtGetPrimaryCtxState")) return code;
+    const Entry entry("aclrtGetPrimaryCtxState");
+    if (entry.code != kOk) return entry.code;
     *flags = 0;
     *active = 1;
     return kOk;
@@ -119,7 +127,8 @@ EXPORT int aclrtGetPrimaryCtxState(int32_t, uint32_t* flags, int32_t* active) {
 
 EXPORT const char* aclrtGetSocName() {
     static thread_local std::string name;
-    if (enter("aclrtGetSocName") != kOk) return nullptr;
+    const Entry entry("aclrtGetSocName");
+    if (entry.code != kOk) return nullptr;
     const std::lock_guard lock(machine().mutex);
     name = machine().soc_name;
     return name.c_str();
@@ -127,25 +136,29 @@ EXPORT const char* aclrtGetSocName() {
 
 EXPORT int aclrtGetRunMode(int* mode) {
     constexpr int kHost = 1;
-    if (const int code = enter("aclrtGetRunMode")) return code;
+    const Entry entry("aclrtGetRunMode");
+    if (entry.code != kOk) return entry.code;
     *mode = kHost;
     return kOk;
 }
 
 EXPORT int aclrtDeviceCanAccessPeer(int32_t* can_access, int32_t, int32_t) {
-    if (const int code = enter("aclrtDeviceCanAccessPeer")) return code;
+    const Entry entry("aclrtDeviceCanAccessPeer");
+    if (entry.code != kOk) return entry.code;
     *can_access = 1;
     return kOk;
 }
 
 EXPORT int aclsysGetVersionStr(char*, char* version) {
-    if (const int code = enter("aclsysGetVersionStr")) return code;
+    const Entry entry("aclsysGetVersionStr");
+    if (entry.code != kOk) return entry.code;
     std::strcpy(version, "9.1.0");
     return kOk;
 }
 
 EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
-    if (const int code = enter("aclrtGetSysParamOpt")) return code;
+    const Entry entry("aclrtGetSysParamOpt");
+    if (entry.code != kOk) return entry.code;
     *value = 0;
     return kOk;
 }
@@ -155,7 +168,8 @@ EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
 EXPORT size_t aclGetCompileoptSize(int) { return 16; }
 
 EXPORT int aclGetCompileopt(int, char* value, size_t length) {
-    if (const int code = enter("aclGetCompileopt")) return code;
+    const Entry entry("aclGetCompileopt");
+    if (entry.code != kOk) return entry.code;
     std::strncpy(value, "disable", length);
     return kOk;
 }

@@ -69,7 +69,8 @@ bool find(void* event, const char* name, std::shared_ptr<Mark>& mark) {
 }
 
 int create(const char* symbol, void** event) {
-    if (const int code = enter(symbol)) return code;
+    const Entry entry(symbol);
+    if (entry.code != kOk) return entry.code;
     *event = new char;  // never reused: the handle of a destroyed event stays taken
     const std::lock_guard lock(events().mutex);
     events().live[*event] = {};
@@ -88,7 +89,8 @@ EXPORT int aclrtCreateEventWithFlag(void** event, uint32_t) { return create("acl
 EXPORT int aclrtCreateEventExWithFlag(void** event, uint32_t) { return create("aclrtCreateEventExWithFlag", event); }
 
 EXPORT int aclrtDestroyEvent(void* event) {
-    if (const int code = enter("aclrtDestroyEvent")) return code;
+    const Entry entry("aclrtDestroyEvent");
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     if (!find(event, "aclrtDestroyEvent", mark)) return kInvalidHandle;
     const std::lock_guard lock(events().mutex);
@@ -98,7 +100,8 @@ EXPORT int aclrtDestroyEvent(void* event) {
 }
 
 EXPORT int aclrtRecordEvent(void* event, void* stream) {
-    if (const int code = enter("aclrtRecordEvent", stream)) return code;
+    const Entry entry("aclrtRecordEvent", stream);
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     if (!find(event, "aclrtRecordEvent", mark)) return kInvalidHandle;
     mark = std::make_shared<Mark>();
@@ -113,13 +116,15 @@ EXPORT int aclrtRecordEvent(void* event, void* stream) {
 }
 
 EXPORT int aclrtResetEvent(void* event, void* stream) {
-    if (const int code = enter("aclrtResetEvent", stream)) return code;
+    const Entry entry("aclrtResetEvent", stream);
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     return find(event, "aclrtResetEvent", mark) ? kOk : kInvalidHandle;
 }
 
 EXPORT int aclrtStreamWaitEvent(void* stream, void* event) {
-    if (const int code = enter("aclrtStreamWaitEvent", stream)) return code;
+    const Entry entry("aclrtStreamWaitEvent", stream);
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     if (!find(event, "aclrtStreamWaitEvent", mark)) return kInvalidHandle;
     if (mark == nullptr) return kOk;
@@ -130,7 +135,8 @@ EXPORT int aclrtStreamWaitEvent(void* stream, void* event) {
 }
 
 EXPORT int aclrtSynchronizeEvent(void* event) {
-    if (const int code = enter_blocking("aclrtSynchronizeEvent")) return code;
+    const Entry entry("aclrtSynchronizeEvent", nullptr, {}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     if (!find(event, "aclrtSynchronizeEvent", mark)) return kInvalidHandle;
     const WithoutGil without_gil;
@@ -141,7 +147,8 @@ EXPORT int aclrtSynchronizeEvent(void* event) {
 EXPORT int aclrtQueryEventStatus(void* event, int* status) {
     constexpr int kNotReady = 0;
     constexpr int kComplete = 1;
-    if (const int code = enter("aclrtQueryEventStatus")) return code;
+    const Entry entry("aclrtQueryEventStatus");
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     if (!find(event, "aclrtQueryEventStatus", mark)) return kInvalidHandle;
     *status = mark == nullptr || mark->check() ? kComplete : kNotReady;
@@ -151,7 +158,8 @@ EXPORT int aclrtQueryEventStatus(void* event, int* status) {
 EXPORT int aclrtQueryEventWaitStatus(void* event, int* status) {
     constexpr int kComplete = 0;
     constexpr int kNotReady = 1;
-    if (const int code = enter("aclrtQueryEventWaitStatus")) return code;
+    const Entry entry("aclrtQueryEventWaitStatus");
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> mark;
     if (!find(event, "aclrtQueryEventWaitStatus", mark)) return kInvalidHandle;
     *status = mark == nullptr || mark->check() ? kComplete : kNotReady;
@@ -159,7 +167,8 @@ EXPORT int aclrtQueryEventWaitStatus(void* event, int* status) {
 }
 
 EXPORT int aclrtEventElapsedTime(float* milliseconds, void* start, void* end) {
-    if (const int code = enter("aclrtEventElapsedTime")) return code;
+    const Entry entry("aclrtEventElapsedTime");
+    if (entry.code != kOk) return entry.code;
     std::shared_ptr<Mark> first;
     std::shared_ptr<Mark> last;
     if (!find(start, "aclrtEventElapsedTime", first) || !find(end, "aclrtEventElapsedTime", last)) {

@@ -76,7 +76,7 @@ void clear_faults() {
 EXPORT const char* aclGetRecentErrMsg() {
     using namespace npu_stub;
     static thread_local std::string shown;
-    record("aclGetRecentErrMsg", nullptr, {});
+    const Entry entry("aclGetRecentErrMsg");
     if (recent_message.empty()) return nullptr;
     shown.swap(recent_message);
     recent_message.clear();

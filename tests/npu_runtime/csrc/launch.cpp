@@ -79,7 +79,8 @@ std::string hexadecimal(const std::string& bytes) {
 using namespace npu_stub;
 
 EXPORT int rtDevBinaryRegister(const DeviceBinary* binary, void** handle) {
-    if (const int code = enter("rtDevBinaryRegister", nullptr, {{"length", int64_t(binary->length)}})) return code;
+    const Entry entry("rtDevBinaryRegister", nullptr, {{"length", int64_t(binary->length)}});
+    if (entry.code != kOk) return entry.code;
     if (current_device() < 0) return fail(kNoContext, "the thread has no context; call rtSetDevice");
     const std::string text(static_cast<const char*>(binary->data), binary->length);
     if (text.rfind(kObjectHead, 0) != 0) return fail(kInvalidArgument, "the binary is no device object");
@@ -96,7 +97,8 @@ EXPORT int rtDevBinaryRegister(const DeviceBinary* binary, void** handle) {
 }
 
 EXPORT int rtDevBinaryUnRegister(void* handle) {
-    if (const int code = enter("rtDevBinaryUnRegister")) return code;
+    const Entry entry("rtDevBinaryUnRegister");
+    if (entry.code != kOk) return entry.code;
     const std::lock_guard lock(registry().mutex);
     if (registry().objects.erase(handle) == 0) {
         violate("unknown or unregistered object: rtDevBinaryUnRegister");
@@ -115,7 +117,8 @@ EXPORT int rtDevBinaryUnRegister(void* handle) {
 }
 
 EXPORT int rtFunctionRegister(void* object, const void* stub, const char*, const void* name, uint32_t) {
-    if (const int code = enter("rtFunctionRegister")) return code;
+    const Entry entry("rtFunctionRegister");
+    if (entry.code != kOk) return entry.code;
     const std::string kernel = static_cast<const char*>(name);
     const std::lock_guard lock(registry().mutex);
     const auto found = registry().objects.find(object);
@@ -136,7 +139,8 @@ EXPORT int rtFunctionRegister(void* object, const void* stub, const char*, const
 }
 
 EXPORT int rtGetC2cCtrlAddr(uint64_t* address, uint32_t* length) {
-    if (const int code = enter("rtGetC2cCtrlAddr")) return code;
+    const Entry entry("rtGetC2cCtrlAddr");
+    if (entry.code != kOk) return entry.code;
     *address = reinterpret_cast<uint64_t>(core_sync_area);
     *length = sizeof core_sync_area;
     return kOk;
@@ -144,8 +148,11 @@ EXPORT int rtGetC2cCtrlAddr(uint64_t* address, uint32_t* length) {
 
 EXPORT int rtKernelLaunch(const void* stub, uint32_t num_blocks, void* arguments, uint32_t argument_bytes,
                           void* shared_memory, void* stream) {
-    if (const int code = enter("rtKernelLaunch", stream, {{"blocks", num_blocks}, {"bytes", argument_bytes}})) return code;
-    if (num_blocks == 0 || shared_memory != nullptr) return fail(kInvalidArgument, "a launch needs blocks and no smDesc");
+    const Entry entry("rtKernelLaunch", stream, {{"blocks", num_blocks}, {"bytes", argument_bytes}});
+    if (entry.code != kOk) return entry.code;
+    if (num_blocks == 0 || shared_memory != nullptr) {
+        return fail(kInvalidArgument, "a launch needs blocks and no smDesc");
+    }
     Function function;
     {
         const std::lock_guard lock(registry().mutex);
@@ -163,12 +170,14 @@ EXPORT int rtKernelLaunch(const void* stub, uint32_t num_blocks, void* arguments
                 " and launched on device " + std::to_string(device));
         return fail(kInvalidArgument, "the kernel was loaded on another device");
     }
-    std::string request = "{";
-    append_member(request, "kernel", function.kernel);
-    append_member(request, "device", device);
-    append_member(request, "num_blocks", static_cast<int64_t>(num_blocks));
-    append_member(request, "core_sync_address", reinterpret_cast<uint64_t>(core_sync_area));
-    append_member(request, "arguments", hexadecimal({static_cast<const char*>(arguments), argument_bytes}));
-    request += '}';
-    return submit(stream, "rtKernelLaunch", [request] { return execute_in_python(request); });
+    const std::string packed(static_cast<const char*>(arguments), argument_bytes);
+    return submit(stream, "rtKernelLaunch", [kernel = function.kernel, device, num_blocks, packed] {
+        std::string request = "{";
+        append_member(request, "kernel", kernel);
+        append_member(request, "device", device);
+        append_member(request, "num_blocks", static_cast<int64_t>(num_blocks));
+        append_member(request, "core_sync_address", reinterpret_cast<uint64_t>(core_sync_area));
+        append_member(request, "arguments", hexadecimal(packed));
+        return execute_in_python(request + '}');
+    });
 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -38,6 +39,8 @@ struct Log {
     std::set<std::string> known_violations;
 };
 
+std::atomic<int64_t> host_ns{0};
+
 Log& log() {
     static Log& instance = *new Log;
     return instance;
@@ -45,31 +48,24 @@ Log& log() {
 
 }  // namespace
 
-void record(const char* symbol, const void* stream, std::initializer_list<Detail> details) {
+Entry::Entry(const char* symbol, const void* stream, std::initializer_list<Detail> details, Kind kind) {
     static thread_local const int thread = gettid();
     Call call{symbol, thread, current_device(), stream, {}, 0};
     for (const Detail& detail : details) {
         if (call.num_details < kMaxDetails) call.details[call.num_details++] = detail;
     }
-    const std::lock_guard lock(log().mutex);
-    if (log().calls.size() == kMaxCalls) log().calls.pop_front();
-    log().calls.push_back(call);
+    {
+        const std::lock_guard lock(log().mutex);
+        if (log().calls.size() == kMaxCalls) log().calls.pop_front();
+        log().calls.push_back(call);
+        if (kind == kBlocking) ++log().syncs[symbol];
+    }
+    code = due_fault(symbol);
 }
 
-int enter(const char* symbol, const void* stream, std::initializer_list<Detail> details) {
-    record(symbol, stream, details);
-    return due_fault(symbol);
-}
+Entry::~Entry() { host_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - start_).count(); }
 
-int enter_blocking(const char* symbol, const void* stream, std::initializer_list<Detail> details) {
-    count_sync(symbol);
-    return enter(symbol, stream, details);
-}
-
-void count_sync(const char* symbol) {
-    const std::lock_guard lock(log().mutex);
-    ++log().syncs[symbol];
-}
+double host_seconds() { return 1e-9 * static_cast<double>(host_ns); }
 
 void violate(std::string description) {
     const std::lock_guard lock(log().mutex);

@@ -88,7 +88,8 @@ const Block* find(const void* address) {
 }
 
 int allocate(const char* symbol, void** address, size_t bytes, int device) {
-    if (const int code = enter(symbol, nullptr, {{"size", static_cast<int64_t>(bytes)}})) return code;
+    const Entry entry(symbol, nullptr, {{"size", static_cast<int64_t>(bytes)}});
+    if (entry.code != kOk) return entry.code;
     if (device != kHostMemory && current_device() < 0) {
         return fail(kNoContext, "the thread has no context; call aclrtSetDevice");
     }
@@ -112,7 +113,8 @@ int allocate(const char* symbol, void** address, size_t bytes, int device) {
 
 /// Moves a block to the quarantine.
 int release(const char* symbol, void* address, bool is_host) {
-    if (const int code = enter(symbol)) return code;
+    const Entry entry(symbol);
+    if (entry.code != kOk) return entry.code;
     if (address == nullptr) return fail(kInvalidArgument, "the address is null");
     const std::lock_guard lock(memory().mutex);
     const auto found = memory().live.find(static_cast<unsigned char*>(address));
@@ -213,7 +215,8 @@ EXPORT int aclrtMallocHostWithCfg(void** address, uint64_t size, void*) {
 EXPORT int aclrtFreeHost(void* address) { return release("aclrtFreeHost", address, true); }
 
 EXPORT int aclrtGetMemInfo(int, size_t* free_bytes, size_t* total_bytes) {
-    if (const int code = enter("aclrtGetMemInfo")) return code;
+    const Entry entry("aclrtGetMemInfo");
+    if (entry.code != kOk) return entry.code;
     const std::lock_guard lock(memory().mutex);
     *total_bytes = kDeviceBytes;
     *free_bytes = kDeviceBytes - memory().used_bytes[current_device()];
@@ -230,7 +233,8 @@ EXPORT int aclrtPointerGetAttributes(const void* address, void* attributes) {
     constexpr int kHostLocation = 0;
     constexpr int kDeviceLocation = 1;
     constexpr int kUnregistered = 2;
-    if (const int code = enter("aclrtPointerGetAttributes")) return code;
+    const Entry entry("aclrtPointerGetAttributes");
+    if (entry.code != kOk) return entry.code;
     const int device = device_of(address);
     auto* found = static_cast<Attributes*>(attributes);
     *found = {};

@@ -97,7 +97,8 @@ Outcome run(const Operator& call, unsigned char* workspace, int device) {
 }  // namespace
 
 int prepare(const char* phase_symbol, Operator call, uint64_t* workspace_bytes, void** executor) {
-    if (const int code = enter(phase_symbol)) return code;
+    const Entry entry(phase_symbol);
+    if (entry.code != kOk) return entry.code;
     for (TensorArgument& argument : call.tensors) {
         const std::string purpose = std::string(phase_symbol) + " " + argument.name;
         if (argument.handle == nullptr && !argument.is_optional) return fail(kNullPointer, purpose + " is null");
@@ -115,12 +116,14 @@ int prepare(const char* phase_symbol, Operator call, uint64_t* workspace_bytes, 
 }
 
 int launch(const char* symbol, void* workspace, uint64_t workspace_bytes, void* executor, void* stream) {
-    const int fault = enter(symbol, stream, {{"workspace", static_cast<int64_t>(workspace_bytes)}});
+    const Entry entry(symbol, stream, {{"workspace", static_cast<int64_t>(workspace_bytes)}});
     Operator call;
-    if (!take(symbol, executor, call)) return fault != kOk ? fault : fail(kInvalidHandle, "the executor does not exist");
-    if (fault != kOk) return fault;
+    const bool is_taken = take(symbol, executor, call);  // also where the call fails: the executor is used up
+    if (entry.code != kOk) return entry.code;
+    if (!is_taken) return fail(kInvalidHandle, "the executor does not exist");
     for (const TensorArgument& argument : call.tensors) {
-        if (argument.handle != nullptr && tensor_of(argument.handle, std::string(symbol) + " " + argument.name) == nullptr) {
+        const std::string purpose = std::string(symbol) + " " + argument.name;
+        if (argument.handle != nullptr && tensor_of(argument.handle, purpose) == nullptr) {
             return fail(kAclnnInvalidArgument, "a descriptor was destroyed between the phases");
         }
     }
@@ -144,7 +147,8 @@ int launch(const char* symbol, void* workspace, uint64_t workspace_bytes, void* 
 using namespace npu_stub;
 
 EXPORT int aclDestroyAclOpExecutor(void* executor) {
-    if (const int code = enter("aclDestroyAclOpExecutor")) return code;
+    const Entry entry("aclDestroyAclOpExecutor");
+    if (entry.code != kOk) return entry.code;
     Operator call;
     return take("aclDestroyAclOpExecutor", executor, call) ? kOk : fail(kInvalidHandle, "the executor does not exist");
 }

@@ -179,7 +179,8 @@ int synchronize_device() {
 }
 
 int create(const char* symbol, void** stream) {
-    if (const int code = enter(symbol)) return code;
+    const Entry entry(symbol);
+    if (entry.code != kOk) return entry.code;
     if (current_device() < 0) return fail(kNoContext, "the thread has no context; call aclrtSetDevice");
     const std::lock_guard lock(streams().mutex);
     auto* queue = new Queue(current_device(), streams().next_id++);
@@ -190,7 +191,8 @@ int create(const char* symbol, void** stream) {
 }
 
 int destroy(const char* symbol, void* stream, bool drops_tasks) {
-    if (const int code = enter(symbol, stream)) return code;
+    const Entry entry(symbol, stream);
+    if (entry.code != kOk) return entry.code;
     Queue* queue = stream == nullptr ? nullptr : find(stream, symbol);
     if (queue == nullptr) return fail(kInvalidHandle, "the stream does not exist");
     {
@@ -254,29 +256,34 @@ EXPORT int aclrtDestroyStream(void* stream) { return destroy("aclrtDestroyStream
 EXPORT int aclrtDestroyStreamForce(void* stream) { return destroy("aclrtDestroyStreamForce", stream, true); }
 
 EXPORT int aclrtSynchronizeStream(void* stream) {
-    if (const int code = enter_blocking("aclrtSynchronizeStream", stream)) return code;
+    const Entry entry("aclrtSynchronizeStream", stream, {}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     return synchronize(stream, "aclrtSynchronizeStream", -1);
 }
 
 EXPORT int aclrtSynchronizeStreamWithTimeout(void* stream, int32_t timeout_ms) {
-    if (const int code = enter_blocking("aclrtSynchronizeStreamWithTimeout", stream)) return code;
+    const Entry entry("aclrtSynchronizeStreamWithTimeout", stream, {}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     return synchronize(stream, "aclrtSynchronizeStreamWithTimeout", timeout_ms);
 }
 
 EXPORT int aclrtSynchronizeDevice() {
-    if (const int code = enter_blocking("aclrtSynchronizeDevice")) return code;
+    const Entry entry("aclrtSynchronizeDevice", nullptr, {}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     return synchronize_device();
 }
 
 EXPORT int aclrtSynchronizeDeviceWithTimeout(int32_t) {
-    if (const int code = enter_blocking("aclrtSynchronizeDeviceWithTimeout")) return code;
+    const Entry entry("aclrtSynchronizeDeviceWithTimeout", nullptr, {}, Entry::kBlocking);
+    if (entry.code != kOk) return entry.code;
     return synchronize_device();
 }
 
 EXPORT int aclrtStreamQuery(void* stream, int* status) {
     constexpr int kComplete = 0;
     constexpr int kNotReady = 1;
-    if (const int code = enter("aclrtStreamQuery", stream)) return code;
+    const Entry entry("aclrtStreamQuery", stream);
+    if (entry.code != kOk) return entry.code;
     Queue* queue = find(stream, "aclrtStreamQuery");
     if (queue == nullptr) return fail(kInvalidHandle, "the stream does not exist");
     *status = queue->is_idle() ? kComplete : kNotReady;
@@ -284,7 +291,8 @@ EXPORT int aclrtStreamQuery(void* stream, int* status) {
 }
 
 EXPORT int aclrtStreamGetId(void* stream, int32_t* id) {
-    if (const int code = enter("aclrtStreamGetId", stream)) return code;
+    const Entry entry("aclrtStreamGetId", stream);
+    if (entry.code != kOk) return entry.code;
     const Queue* queue = find(stream, "aclrtStreamGetId");
     if (queue == nullptr) return fail(kInvalidHandle, "the stream does not exist");
     *id = queue->id;
@@ -292,7 +300,8 @@ EXPORT int aclrtStreamGetId(void* stream, int32_t* id) {
 }
 
 EXPORT int aclrtLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
-    if (const int code = enter("aclrtLaunchHostFunc", stream)) return code;
+    const Entry entry("aclrtLaunchHostFunc", stream);
+    if (entry.code != kOk) return entry.code;
     return submit(stream, "aclrtLaunchHostFunc", [function, argument] {
         function(argument);
         return Outcome{};

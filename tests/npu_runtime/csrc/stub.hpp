@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -40,19 +41,24 @@ struct Detail {
     int64_t value;
 };
 
-/// Every exported function starts with it: records the call, and fails if a test asked for that.
-///
-/// Returns 0, or the code of the fault, whose message fail() has then recorded.
-int enter(const char* symbol, const void* stream = nullptr, std::initializer_list<Detail> details = {});
+/// Every exported function begins with one: records the call, takes its time, fails if a test asked for that.
+class Entry {
+  public:
+    enum Kind { kQueuing, kBlocking };
 
-/// As enter(), for a call that makes the host wait: also counted under its name in syncs().
-int enter_blocking(const char* symbol, const void* stream = nullptr, std::initializer_list<Detail> details = {});
+    /// A blocking call makes the host wait; it is also counted under its name in syncs().
+    explicit Entry(const char* symbol, const void* stream = nullptr, std::initializer_list<Detail> details = {},
+                   Kind kind = kQueuing);
+    ~Entry();
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
 
-/// Adds a call to the log; enter() does.
-void record(const char* symbol, const void* stream, std::initializer_list<Detail> details);
+    /// 0, or the code of the fault, whose message fail() has then recorded.
+    int code;
 
-/// Counts a wait of the host; enter_blocking() does.
-void count_sync(const char* symbol);
+  private:
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
 
 /// Code of the fault that a test placed on `symbol` and that is due now, or 0.
 int due_fault(const char* symbol);

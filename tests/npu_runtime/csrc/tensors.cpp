@@ -58,7 +58,8 @@ std::string complaint_about(const Tensor& tensor) {
 
 template <typename Map>
 int destroy(const char* symbol, const char* kind, Map& map, const void* handle) {
-    if (const int code = enter(symbol)) return code;
+    const Entry entry(symbol);
+    if (entry.code != kOk) return entry.code;
     const std::lock_guard lock(descriptors().mutex);
     if (map.erase(handle) == 0) {
         violate("unknown or destroyed descriptor: " + std::string(symbol));
@@ -137,7 +138,8 @@ using namespace npu_stub;
 EXPORT const void* aclCreateTensor(const int64_t* shape, uint64_t num_dims, int type, const int64_t* strides,
                                    int64_t offset, int, const int64_t* storage_shape, uint64_t num_storage_dims,
                                    void* storage) {
-    if (enter("aclCreateTensor", nullptr, {{"type", type}, {"dims", static_cast<int64_t>(num_dims)}}) != kOk) {
+    const Entry entry("aclCreateTensor", nullptr, {{"type", type}, {"dims", static_cast<int64_t>(num_dims)}});
+    if (entry.code != kOk) {
         return nullptr;
     }
     auto tensor = std::make_shared<Tensor>();
@@ -163,7 +165,8 @@ EXPORT int aclDestroyTensor(const void* tensor) {
 }
 
 EXPORT const void* aclCreateScalar(const void* value, int type) {
-    if (enter("aclCreateScalar", nullptr, {{"type", type}}) != kOk) return nullptr;
+    const Entry entry("aclCreateScalar", nullptr, {{"type", type}});
+    if (entry.code != kOk) return nullptr;
     const void* handle = new_handle();
     const std::lock_guard lock(descriptors().mutex);
     descriptors().scalars[handle] = read_scalar(value, type);

@@ -6,10 +6,11 @@
 
 using namespace npu_stub;
 
-#define ACCEPTED(name) EXPORT int name() { return enter(#name); }
+#define ACCEPTED(name) EXPORT int name() { return Entry(#name).code; }
 #define REFUSED(name) \
     EXPORT int name() { \
-        if (const int code = enter(#name)) return code; \
+        const Entry entry(#name); \
+        if (entry.code != kOk) return entry.code; \
         return fail(kUnsupported, #name " is not part of the stand-in"); \
     }
 
