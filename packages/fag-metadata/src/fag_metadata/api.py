@@ -33,6 +33,8 @@ _OP = "flash_attn_metadata"
 _SPLITS = {"cann": Split.CANN, "balanced": Split.BALANCED}
 _CACHED_TENSORS = 256
 """Mostly 32 KiB each; enough for the layers of a model times a few batches."""
+_MOST_COPIED_BYTES = 1 << 20
+"""flash_attn_metadata keeps no tensor above this: the memory of a second one takes as long as the split."""
 
 
 def flash_attn_metadata(
@@ -101,7 +103,7 @@ def flash_attn_metadata(
 
     Note:
         Differences from CANN where its own operator fails: docs/metadata-differences.md. Deterministic; the
-        result for equal arguments is cached.
+        result for equal arguments is cached up to 1 MiB (metadata_for caches all).
     """
     args = (
         num_heads_q, num_heads_kv, head_dim, _lengths("cu_seqlens_q", cu_seqlens_q),
@@ -110,14 +112,17 @@ def flash_attn_metadata(
         win_right, layout_q, layout_kv, layout_out, is_grad_enabled, head_dim_v, target, split,
     )  # fmt: skip
     try:
-        metadata = _metadata_of_args(*args)
+        made = _make_of_args(*args)
     except TypeError as error:
         if not str(error).startswith("unhashable"):
             raise
         # an argument that cannot be hashed is no number or name: let its rule say so
-        metadata = _metadata_of_args.__wrapped__(*args)
-    fresh: Int32Array = metadata.copy()
-    return fresh
+        made = _make_of_args.__wrapped__(*args)
+    try:
+        metadata = made[0]
+        return metadata.copy() if metadata.nbytes <= _MOST_COPIED_BYTES else made.pop()
+    except IndexError:  # an earlier call has taken it
+        return _make_of_args.__wrapped__(*args).pop()
 
 
 def metadata_for(
@@ -154,7 +159,7 @@ def _lengths(name: str, value: Any) -> Lengths | None:
 
 
 @lru_cache(maxsize=_CACHED_TENSORS, typed=True)  # typed: 8.0 and True must not find the results of 8 and 1
-def _metadata_of_args(
+def _make_of_args(
     num_heads_q: int,
     num_heads_kv: int,
     head_dim: int,
@@ -175,7 +180,8 @@ def _metadata_of_args(
     head_dim_v: int | None,
     target: str | Target,
     split: SplitName | None,
-) -> Int32Array:
+) -> list[Int32Array]:
+    """A list of the tensor, from which a caller may take it."""
     problem = AttentionProblem.from_metadata_args(
         num_heads_q, num_heads_kv, head_dim, head_dim_v=head_dim_v, cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, batch_size=batch_size,
@@ -183,14 +189,16 @@ def _metadata_of_args(
         win_right=win_right, layout_q=layout_q, layout_kv=layout_kv, layout_out=layout_out,
         is_grad_enabled=is_grad_enabled, op=_OP,
     )  # fmt: skip
-    return _make_metadata(problem, find_target(_OP, target), _parse_split(split), bool(is_grad_enabled))
+    return [_make_metadata(problem, find_target(_OP, target), _parse_split(split), bool(is_grad_enabled))]
 
 
 @lru_cache(maxsize=_CACHED_TENSORS)
 def _cached_metadata(
     problem: AttentionProblem, target: str | Target, split: SplitName | None, is_grad: bool
 ) -> Int32Array:
-    return _make_metadata(problem, find_target(_OP, target), _parse_split(split), is_grad)
+    words = _make_metadata(problem, find_target(_OP, target), _parse_split(split), is_grad)
+    words.flags.writeable = False
+    return words
 
 
 def _parse_split(split: str | None) -> Split | None:
@@ -209,13 +217,11 @@ def _make_metadata(
         split = _SPLITS[target.default_split]
     check_pairs(_OP, problem.n1, problem.t1, problem.s2)
     select_route, split_forward, split_backward = _stages(split)
-    forward = split_forward(problem, target)
     grad = split_backward(problem, target) if is_grad else None
+    forward = split_forward(problem, target)
     route = select_route(problem, target, split).route
     identity = identity_words(problem, target, route, split, is_grad, cube_slots(target.cube_cores))
-    words = pack(forward, grad, identity)
-    words.flags.writeable = False
-    return words
+    return pack(forward, grad, identity)
 
 
 @lru_cache
@@ -236,5 +242,5 @@ def _stages(split: Split) -> _Stages:
 
 def clear_caches() -> None:
     """Forgets all cached metadata, for measurements and tests."""
-    _metadata_of_args.cache_clear()
+    _make_of_args.cache_clear()
     _cached_metadata.cache_clear()

@@ -138,9 +138,8 @@ class ForwardBlocks:
         """Places of block numbers, 0 <= block < num_blocks, ascending: each is where that block stands."""
         if self.num_entries == 1:
             rows = self.all_rows()
-            heads = blocks // self.head_blocks[0]
-            inside = blocks - heads * self.head_blocks[0]
-            row = flat = rows.before.searchsorted(inside, "right") - 1
+            heads, inside = np.divmod(blocks, self.head_blocks[0])
+            row = flat = rows.before[1:].searchsorted(inside, "right")
             offset = inside - rows.before[flat]
         else:
             entries = self._entries_of(blocks)
@@ -154,7 +153,8 @@ class ForwardBlocks:
             flat = rows.before.searchsorted(offset, "right") - 1
             offset -= rows.before[flat]
             row = flat - begin
-        return Positions(heads, row, rows.first[flat] + offset, offset > 0, inside)
+        key = rows.first[flat] + offset if self._windows[0] >= 0 else offset
+        return Positions(heads, row, key, offset > 0, inside)
 
     def _entries_of(self, blocks: Int64Array) -> Int64Array:
         """Entries of ascending block numbers; looks up whichever is fewer."""
@@ -243,7 +243,7 @@ class ForwardBlocks:
         each (step F3): with as few array operations as there can be.
         """
         rows, keys = self.size
-        first, before = np.zeros(len(low), np.int64), np.zeros(len(low) + 1, np.int64)
+        first, before = np.broadcast_to(_ZERO, low.shape), np.zeros(len(low) + 1, np.int64)
         if self.mask_mode is MaskMode.NO_MASK:
             np.add.accumulate(first + -(-s2 // keys), out=before[1:])
             return first, before

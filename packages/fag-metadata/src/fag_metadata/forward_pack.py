@@ -1,6 +1,6 @@
 """From cuts to words: the FA rows of the cube cores and the FD rows of the vector cores (F7.7 to F10).
 
-Both forward splits end here. All cores of all sections are handled at once; nothing loops.
+Both forward splits end here. All cores of many sections are handled at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from .forward_blocks import ForwardBlocks, Int64Array, Positions
 from .layout import ROW_WORDS, ForwardSplit, Int32Array, cube_slots, new_tensor
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+_SECTIONS_AT_A_TIME = 128  # keeps intermediate arrays in the cache, and small beside the tensor
 
 
 class Cuts(NamedTuple):
@@ -50,33 +52,59 @@ def pack_forward(
 
     `cube_cores` and `vector_cores` are the rows of a section; up to `num_vectors` cores may get merge work.
     """
-    num_sections, num_used = len(cuts.section_ends), cuts.num_used
+    num_sections = len(cuts.section_ends)
     tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
-    section = None if num_sections == 1 else np.arange(num_sections).repeat(num_used)
-    last = -1 if section is None else num_used.cumsum() - 1  # used core of each section
-    words = np.zeros((7, len(cuts.done)), np.int32)
+    has_merges = False
+    if num_sections == 1:
+        has_merges = _pack_sections(blocks, cuts, None, fa, fd, num_vectors)
+    else:
+        behind = cuts.num_used.cumsum()
+        for begin in range(0, num_sections, _SECTIONS_AT_A_TIME):
+            part = slice(begin, begin + _SECTIONS_AT_A_TIME)
+            ends, used = cuts.section_ends[part], cuts.num_used[part]
+            cores = slice(int(behind[begin] - used[0]), int(behind[begin + len(used) - 1]))
+            stays = None if cuts.stays is None else cuts.stays[cores]
+            section = np.arange(len(used)).repeat(used)
+            some = Cuts(ends, used, cuts.done[cores], stays)
+            has_merges |= _pack_sections(blocks, some, section, fa[part], fd[part], num_vectors)
+            if begin:
+                fa[begin, 0, 0] = cuts.section_ends[begin - 1]
+    return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
+
+
+def _pack_sections(
+    blocks: ForwardBlocks,
+    cuts: Cuts,
+    section: Int64Array | None,
+    fa: Int32Array,
+    fd: Int32Array,
+    num_vectors: int,
+) -> bool:
+    """The same for some sections, the first of which starts at head 0; `section` is that of every used core
+    (None: there is one). Returns whether there are merges.
+    """
+    last = -1 if section is None else cuts.num_used.cumsum() - 1  # used core of each section
+    rows = fa.reshape(-1, ROW_WORDS)
+    is_dense = section is None or len(section) == len(rows)
+    words = rows[: len(cuts.done)] if is_dense else np.zeros((len(cuts.done), ROW_WORDS), np.int32)
     has_merges = False
     if blocks.num_blocks:
         # The very last end is behind all blocks; like that of every section it is set below.
         places = blocks.positions(np.minimum(cuts.done, blocks.num_blocks - 1))
-        words[3], words[4], words[5] = places.head, places.row, places.key
+        words[:, 3], words[:, 4], words[:, 5] = places.head, places.row, places.key
         if cuts.stays is not None:
-            words[4:6, cuts.stays & (places.done == 0) & (places.row > 0)] = 0
+            words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
         places.is_inside_row[last] = False
         has_merges = bool(np.count_nonzero(places.is_inside_row))
-    if has_merges and not _write_pairs(fd, words, blocks, places, num_vectors):
-        words[6], merges = _find_merges(blocks, places, section, last)
+    if has_merges and not (section is None and _write_pairs(fd, words, blocks, places, num_vectors)):
+        words[:, 6], merges = _find_merges(blocks, places, section, last)
         _write_merges(fd, merges, num_vectors)
-    words[3:6, last] = 0
-    words[3, last] = cuts.section_ends if section is not None else blocks.num_heads
-    words[0:3, 1:] = words[3:6, :-1]
-    if section is None:
-        fa[0, : len(cuts.done), :7] = words.T
-    elif len(section) == num_sections * cube_cores:
-        fa.reshape(-1, ROW_WORDS)[:, :7] = words.T
-    else:
-        fa[np.arange(cube_cores) < num_used[:, None], :7] = words.T
-    return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
+    words[last, 3:6] = 0
+    words[last, 3] = blocks.num_heads if section is None else cuts.section_ends
+    words[1:, 0:3] = words[:-1, 3:6]
+    if not is_dense:
+        fa[np.arange(fa.shape[1]) < cuts.num_used[:, None]] = words
+    return has_merges
 
 
 def _write_pairs(
@@ -90,14 +118,18 @@ def _write_pairs(
 
     A third of the time of _find_merges and _write_merges. Returns False, and writes nothing, in other cases.
     """
-    if len(fd) > 1 or blocks.num_entries > 1:
+    if blocks.num_entries > 1:
         return False
+    rows, full_rows = blocks.size.rows, int(blocks.lengths_q[0]) * blocks.g
     inner = places.is_inside_row.nonzero()[0]
     head, row = places.head[inner], places.row[inner]
-    rows, num_tasks = blocks.size.rows, len(inner)
-    if int(row.max()) >= int(blocks.lengths_q[0]) * blocks.g // rows:
+    num_tasks = len(inner)
+    if full_rows % rows and int(row.max()) == full_rows // rows:
         return False  # the last row block of a head is lower
-    if np.count_nonzero((row[1:] == row[:-1]) & (head[1:] == head[:-1])):
+    # Ranges of at least the widest row block cannot share one with two others.
+    if blocks.num_blocks // len(places.row) < -(-int(blocks.lengths_kv[0]) // blocks.size.keys) and (
+        np.count_nonzero((row[1:] == row[:-1]) & (head[1:] == head[:-1]))
+    ):
         return False
     mean = -(-2 * rows * num_tasks // num_vectors)
     per = -(-rows // max(1, 2 * rows // mean))
@@ -105,13 +137,13 @@ def _write_pairs(
     if pieces * num_tasks > num_vectors:
         return False
     cut_before = places.is_inside_row.cumsum()
-    words[6, 1:] = cut_before[:-1]
-    words[6, 2:] += cut_before[:-2]  # the core behind finishes the row block
+    words[1:, 6] = cut_before[:-1]
+    words[2:, 6] += cut_before[:-2]  # the core behind finishes the row block
     tasks = fd[0, : num_tasks * pieces].reshape(num_tasks, pieces, ROW_WORDS)
     tasks[:, :, 0], tasks[:, :, 1] = head[:, None], row[:, None]
-    tasks[:, :, 2], tasks[:, :, 3] = np.arange(0, 2 * num_tasks, 2)[:, None], 2
-    tasks[:, :, 4], tasks[:, :, 5] = np.arange(0, pieces * per, per), per
-    tasks[:, -1, 5] = rows - (pieces - 1) * per
+    tasks[:, :, 2] = np.arange(0, 2 * num_tasks, 2)[:, None]
+    piece = [(2, begin, min(per, rows - begin)) for begin in range(0, rows, per)]
+    tasks[:, :, 3:6] = piece
     return True
 
 
@@ -167,22 +199,25 @@ def _write_merges(fd: Int32Array, merges: _Merges, num_vectors: int) -> None:
     if section is not None or int(behind[-1]) > num_vectors - len(load):
         extra = _limit_pieces(extra, behind, section, num_sections, num_vectors)
         behind = extra.cumsum()
-    tasks = np.zeros((len(load), 6), np.int32)
-    for column, values in enumerate((merges.head, merges.row, merges.first_slot, num_parts)):
-        tasks[:, column] = values
-    tasks[:, 5] = per
     count = extra + 1
-    words = tasks.repeat(count, axis=0)
-    end = count.cumsum()
-    words[:, 4] = np.arange(len(words)) - (end - count).repeat(count)
-    words[:, 4] *= words[:, 5]
+    first = count.cumsum() - count  # line of the first piece
+    lines = fd.reshape(-1, ROW_WORDS)
+    busy: slice | BoolArray = slice(int(first[-1] + count[-1]))
+    if section is not None:
+        pieces = np.bincount(section, count, num_sections).astype(np.int64)
+        first += (np.arange(num_sections) * fd.shape[1] - (pieces.cumsum() - pieces))[section]
+        busy = (np.arange(fd.shape[1]) < pieces[:, None]).ravel()
+    # Lines of 64 bytes are copied faster than words, so that of an idle core is copied too.
+    tasks = np.zeros((len(load) + 1, ROW_WORDS), np.int32)
+    words = (merges.head, merges.row, merges.first_slot, num_parts, -first * per, per)
+    for column, values in enumerate(words):
+        tasks[:-1, column] = values
+    which = np.full(len(lines), len(load))
+    which[busy] = np.arange(len(load)).repeat(count)
+    tasks.take(which, axis=0, out=lines, mode="clip")
+    lines[:, 4] += np.arange(len(lines), dtype=np.int32) * lines[:, 5]
     # The last piece holds what remains: less than the others, or more where no more vector cores were free.
-    words[end - 1, 5] = num_rows - extra * per
-    if section is None:
-        fd[0, : len(words), :6] = words
-    else:
-        is_busy = np.arange(fd.shape[1]) < np.bincount(section, count, num_sections)[:, None]
-        fd[is_busy, :6] = words
+    lines[first + extra, 5] = num_rows - extra * per
 
 
 def _limit_pieces(

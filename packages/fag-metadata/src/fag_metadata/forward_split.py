@@ -214,11 +214,11 @@ def _cut_rows(
     done = begin
     for cores in range(num_used, 0, -1):
         left = stop - done
-        if left > heaviest * cores or width > heaviest:
-            return cuts, stays, True
         take = (3 * left + cores) // (3 * cores)
         if take < width:
             take = width
+        if take > heaviest:  # this core or, if only the mean is too much, one of those behind
+            return cuts, stays, True
         if take >= left:
             cuts.append(stop)
             break
@@ -231,13 +231,12 @@ def _cut_rows(
         inside = (reach - before) % each
         row = bisect_right(rows, inside)
         behind = rows[row - 1]
-        done, from_here = reach - inside, reach - inside - done
-        if not rows[1] and 3 * from_here > max(3 * left // cores, 3 * width):
+        if not rows[1] and 3 * (take - inside) > max(3 * left // cores, 3 * width):
             stays.append(len(cuts))
-            width = 0
+            behind = width = 0
         else:
-            done += behind
             width = rows[row] - behind
+        done = reach - inside + behind
         cuts.append(done)
     return cuts, stays, False
 
@@ -291,38 +290,35 @@ def _cut_rows_together(
     cores.
     """
     rows = blocks.all_rows()
-    row_width = np.diff(rows.before, append=rows.before[-1])
-    base = rows.before[rows.begin]
-    first_width = row_width[np.minimum(rows.begin, len(row_width) - 1)]
+    row_width = np.diff(rows.before, append=rows.before[-1])  # with one of no blocks behind all
+    # Of every entry, and of one behind all: blocks in front, in a head, and in rows of one head in front.
+    before = blocks.blocks_before
+    each = np.append(np.maximum(blocks.head_blocks, 1), 1)
+    base = np.append(rows.before[rows.begin], rows.before[-1])
+    first_width = row_width[np.append(rows.begin, -1)]
     may_stick = blocks.has_empty_first_rows
-    lefts = np.empty((num_cores, len(stop)), np.int64)
-    stays = np.zeros(lefts.shape, np.bool_)
-    worst = np.zeros_like(stop)
-    left = total
+    done = np.empty((num_cores, len(stop)), np.int64)
+    stays = np.zeros(done.shape, np.bool_)
+    now = begin = stop - total
     entry = heads // blocks.heads_per_entry
     width = np.where(blocks.head_blocks[entry] > 0, first_width[entry], 0)
     for i in range(num_cores):
         cores = num_cores - i
-        take = np.maximum((3 * left + cores) // (3 * cores), width)
-        is_last = take >= left
-        reach = np.minimum(take - left, -1)
-        reach += stop
-        entry = blocks.blocks_before.searchsorted(reach, "right") - 1
-        inside = (reach - blocks.blocks_before[entry]) % blocks.head_blocks[entry]
-        place = base[entry] + inside
-        row = rows.before.searchsorted(place, "right") - 1
-        taken = take - (place - rows.before[row])
+        left = stop - now
+        take = np.minimum(np.maximum((left + cores // 3) // cores, width), left)
+        reach = now + take  # where the section ends this is where the next begins
+        entry = before[1:].searchsorted(reach, "right")
+        inside = (reach - before[entry]) % each[entry]
+        place = inside + base[entry]
+        row = rows.before[1:].searchsorted(place, "right")
+        now = np.subtract(reach, place - rows.before[row], out=done[i])
         if may_stick:
-            here = take - inside
-            stays[i] = (first_width[entry] == 0) & (3 * here > np.maximum(3 * left // cores, 3 * width))
-            stays[i] &= ~is_last
-            taken = np.where(stays[i], here, taken)
+            limit = np.maximum(3 * left // cores, 3 * width)
+            stays[i] = (first_width[entry] == 0) & (3 * (take - inside) > limit) & (take < left)
+            now[stays[i]] = (reach - inside)[stays[i]]
         width = row_width[row]
         if may_stick:
             width[stays[i]] = 0
-        taken = np.where(is_last, left, taken)
-        np.maximum(worst, taken, out=worst)
-        lefts[i] = left = left - taken
-    done = np.ascontiguousarray((stop - lefts).T)
-    count = num_cores - (lefts == 0).sum(axis=0) + 1
-    return done, np.ascontiguousarray(stays.T), count, worst > heaviest
+    heavy = np.diff(done, axis=0, prepend=begin[None]).max(axis=0) > heaviest
+    count = num_cores + 1 - (done == stop).sum(axis=0)
+    return np.ascontiguousarray(done.T), np.ascontiguousarray(stays.T), count, heavy

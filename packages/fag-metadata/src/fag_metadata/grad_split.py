@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .arguments import check_int32_count
 from .layout import TILE, GradSplit, Int32Array, LayoutWord, cube_slots
 from .problem import AttentionProblem
+from .ranges import IntLike
 from .routes import BN2_MAX_HEAD_DIM, MULTI_BLOCK_MAX, SINGLE_TILE_MAX
 from .targets import Target
 from .terms import INT32_MAX, Layout, MaskMode
@@ -151,35 +152,33 @@ def make_grad_split(
     rows: tuple[int, int],
 ) -> GradSplit:
     """Fills a GradSplit from the ranges of the used cores (step G11)."""
-    slots = cube_slots(target.cube_cores)
     used = ranges.used
     tiles = int(ranges.end[used - 1]) if used else 0
-    check_int32_count(_OP, "the number of backward tiles", tiles, B=problem.b, N1=problem.n1)
-    check_int32_count(_OP, "the number of dQ rows", rows[0], B=problem.b, S1=counts.s1, N1=problem.n1)
-    check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=problem.b, S2=counts.s2, N2=problem.n2)
-    start, end, batch = np.zeros((3, slots), np.int32)
-    start[:used], end[:used] = ranges.start, ranges.end
+    b, n1 = problem.b, problem.n1
+    check_int32_count(_OP, "the number of backward tiles", tiles, B=b, N1=n1)
+    check_int32_count(_OP, "the number of dQ rows", rows[0], B=b, S1=counts.s1, N1=n1)
+    check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=b, S2=counts.s2, N2=problem.n2)
+    split = GradSplit(cube_slots(target.cube_cores))
+    split.start[:used], split.end[:used] = ranges.start, ranges.end
     if problem.is_variable:
-        batch[:used] = ranges.batch
-    vectors = min(2 * used, 2 * slots)
-    dq_start, dq_end = _row_ranges(rows[0], vectors, 2 * slots)
-    dkv_start, dkv_end = (
-        (dq_start, dq_end) if rows[0] == rows[1] else _row_ranges(rows[1], vectors, 2 * slots)
-    )
+        split.batch[:used] = ranges.batch
+    vectors = min(2 * used, 2 * split.slots)
+    _deal_rows(rows[0], vectors, split.dq_start, split.dq_end)
+    if rows[0] == rows[1]:
+        split.dkv_start[:], split.dkv_end[:] = split.dq_start, split.dq_end
+    else:
+        _deal_rows(rows[1], vectors, split.dkv_start, split.dkv_end)
     is_tnd = problem.layout is Layout.TND and problem.is_variable
-    return GradSplit(
+    split.set(
         split_axis=axis,
         used_cubes=used,
         tiles_per_core=min(ranges.tiles_per_core, INT32_MAX),
         o1=counts.o1,
         o2=counts.o2,
         layout=LayoutWord.TND if is_tnd else _UNIFORM_WORDS[problem.layout],
-        is_sparse=int(is_sparse),
-        sparse_mode=int(problem.mask_mode),
-        start=start,
-        end=end,
-        batch=batch,
-        mask_mode=int(problem.mask_mode),
+        is_sparse=is_sparse,
+        sparse_mode=problem.mask_mode,
+        mask_mode=problem.mask_mode,
         win_left=problem.win_left,
         win_right=problem.win_right,
         s1=counts.s1,
@@ -187,11 +186,8 @@ def make_grad_split(
         used_vectors=vectors,
         dq_rows=rows[0],
         dkv_rows=rows[1],
-        dq_start=dq_start,
-        dq_end=dq_end,
-        dkv_start=dkv_start,
-        dkv_end=dkv_end,
     )
+    return split
 
 
 _UNIFORM_WORDS = {Layout.BSND: LayoutWord.BSND, Layout.BNSD: LayoutWord.BNSD, Layout.TND: LayoutWord.BSND}
@@ -204,14 +200,14 @@ def _counting(n: int) -> Int64Array:
     return numbers
 
 
-def _row_ranges(rows: int, vectors: int, slots: int) -> tuple[Int32Array, Int32Array]:
+def _deal_rows(rows: int, vectors: int, start: Int32Array, end: Int32Array) -> None:
     """Deals rows to the vector cores, the first ones getting one more where they do not divide."""
-    bounds = np.zeros((2, slots), np.int32)
     if vectors and rows:
         share, rest = divmod(rows, vectors)
-        cuts = _counting(vectors + 1) * share + np.minimum(_counting(vectors + 1), rest)
-        bounds[0, :vectors], bounds[1, :vectors] = cuts[:-1], cuts[1:]
-    return bounds[0], bounds[1]
+        cuts = _counting(vectors + 1) * share
+        if rest:
+            cuts += np.minimum(_counting(vectors + 1), rest)
+        start[:vectors], end[:vectors] = cuts[:-1], cuts[1:]
 
 
 _NO_TILES = np.zeros(0, np.int64)
@@ -236,39 +232,30 @@ class Columns(NamedTuple):
 
 
 def _columns(
-    j: Int64Array,
-    lengths_q: int | Int64Array,
-    lengths_kv: int | Int64Array,
-    left: int | Int64Array,
-    right: int | Int64Array,
-    t1: int,
-    t2: int,
+    key: Int64Array, s1: IntLike, s2: IntLike, left: IntLike, right: IntLike, t1: int, t2: int
 ) -> Columns:
-    """Finds the query tiles that each key tile column j covers (step G8.1)."""
-    key = j * t2
-    low = np.maximum(key - right, 0)
+    """Finds the query tiles that key tile columns beginning at these keys cover (step G8.1)."""
+    low = key - right
+    if not isinstance(right, int) or right > 0:
+        np.maximum(low, 0, out=low)
     first = low // t1
-    rows = -(-lengths_q // t1)
-    is_beyond = low > lengths_q
-    if np.count_nonzero(is_beyond):
-        first = np.where(is_beyond, rows, first)
-    if isinstance(left, int) and isinstance(lengths_q, int) and left >= lengths_q:
-        stop: int | Int64Array = rows  # every column reaches the last query
+    rows = -(-s1 // t1)
+    before = np.zeros(len(key) + 1, np.int64)
+    if not isinstance(s1, int) or (len(low) and int(low[-1]) > s1):
+        first = np.where(low > s1, rows, first)
+    if isinstance(left, int) and isinstance(s1, int) and left >= s1:  # every column reaches the last query
+        np.add.accumulate(rows - first, out=before[1:])
     else:
-        high = np.minimum(lengths_q, np.maximum(np.minimum(key + t2, lengths_kv) + left, 0))
-        stop = -(-high // t1)
-    count = np.maximum(stop - first, 0)
-    before = np.zeros(len(count) + 1, np.int64)
-    np.add.accumulate(count, out=before[1:])
+        high = np.minimum(s1, np.maximum(np.minimum(key + t2, s2) + left, 0))
+        np.add.accumulate(np.maximum(-(-high // t1) - first, 0), out=before[1:])
     return Columns(first, before)
 
 
 def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:
     """Deals the covered tiles of equal heads in equal numbers (step G8)."""
-    columns = _columns(
-        _counting(counts.o2) if counts.o2 <= 4096 else np.arange(counts.o2, dtype=np.int64),
-        counts.s1, counts.s2, tokens.left, tokens.right, counts.t1, counts.t2,
-    )  # fmt: skip
+    o1, o2, t2 = counts.o1, counts.o2, counts.t2
+    key = np.arange(0, o2 * t2, t2)
+    columns = _columns(key, counts.s1, counts.s2, tokens.left, tokens.right, counts.t1, t2)
     per_head = int(columns.before[-1])
     n = heads * per_head
     if n == 0:
@@ -276,12 +263,13 @@ def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> Cor
     per_core = -(-n // cores)
     used = -(-n // per_core)
     head, tile = np.divmod(_counting(used) * per_core, per_head)
-    column = columns.before.searchsorted(tile, "right") - 1
+    column = columns.before[1:].searchsorted(tile, "right")
+    # number of the first tile of each column, less the covered tiles in front of it
+    base = np.arange(0, o1 * o2, o1) + columns.first - columns.before[:-1]
     cuts = np.empty(used + 1, np.int64)
-    in_column = columns.first[column] + tile - columns.before[column]
-    cuts[:-1] = (head * counts.o2 + column) * counts.o1 + in_column
+    cuts[:-1] = head * (o1 * o2) + base[column] + tile
     cuts[0] = 0
-    cuts[used] = heads * counts.o1 * counts.o2
+    cuts[used] = heads * o1 * o2
     return CoreRanges(used, per_core, cuts[:-1], cuts[1:], _NO_TILES)
 
 
@@ -298,17 +286,11 @@ def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, c
     else:
         column_end = np.cumsum(cols)
         column_start = column_end - cols
-        j = np.arange(int(column_end[-1]), dtype=np.int64) - np.repeat(column_start, cols)
+        key = np.arange(0, int(column_end[-1]) * t2, t2)
+        key -= (column_start * t2).repeat(cols)
         shift = p - w
-        columns = _columns(
-            j,
-            np.repeat(p, cols),
-            np.repeat(w, cols),
-            np.repeat(tokens.left + shift, cols),
-            np.repeat(tokens.right - shift, cols),
-            t1,
-            t2,
-        )
+        left, right = (tokens.left + shift).repeat(cols), (tokens.right - shift).repeat(cols)
+        columns = _columns(key, p.repeat(cols), w.repeat(cols), left, right, t1, t2)
         covered = columns.before[column_end] - columns.before[column_start]
     covered_end = np.cumsum(covered) * heads
     n = int(covered_end[-1])
@@ -324,7 +306,7 @@ def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, c
     else:
         target = columns.before[column_start[entry]] + tile
         column = np.searchsorted(columns.before, target, side="right") - 1
-        in_head = j[column] * rows[entry] + columns.first[column] + target - columns.before[column]
+        in_head = key[column] // t2 * rows[entry] + columns.first[column] + target - columns.before[column]
     rectangle_end = np.cumsum(rectangle) * heads
     cuts = np.empty(used + 1, np.int64)
     cuts[:-1] = rectangle_end[entry] + (head - heads) * rectangle[entry] + in_head

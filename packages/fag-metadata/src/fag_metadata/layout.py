@@ -201,17 +201,6 @@ def grad_slices(cube_slots: int) -> dict[str, slice]:
 
 
 @lru_cache(maxsize=64)
-def _grad_runs(cube_slots: int) -> list[tuple[slice, list[str]]]:
-    """Returns the FAG block as runs to write at once: an array, or the single words between two arrays."""
-    runs: list[tuple[slice, list[str]]] = []
-    for field, where in zip(GRAD, grad_slices(cube_slots).values(), strict=True):
-        if runs and not field.cubes and where.start - runs[-1][0].start == len(runs[-1][1]):
-            runs[-1] = (slice(runs[-1][0].start, where.stop), [*runs[-1][1], field.name])
-        else:
-            runs.append((where, [field.name]))
-    return runs
-
-
 def grad_words(cube_slots: int) -> int:
     """Returns the length of a FAG block: 412 with CANN's 36 slots."""
     return sum(field.cubes * cube_slots if field.cubes else 1 for field in GRAD)
@@ -266,14 +255,18 @@ class ForwardSplit:
     tensor: Int32Array | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class GradSplit:
-    """Who computes which backward tiles; the fields are those of the table GRAD, which describes them.
+    """Who computes which backward tiles: a FAG block, read by the names of the table GRAD, which describes
+    them.
 
     A tile is 128 queries x 128 keys of one query head; numbers count all tiles, also masked ones, in the
     order batch, kv head, query head of it, key tile, query tile (fastest). With is_variable each batch entry
     has its own rectangle of ceil(len_q/128) x ceil(len_kv/128) tiles per head, otherwise all have o1 x o2.
-    Words per core are int32 (C,), words per vector core int32 (2*C,).
+    Words per core are int32 (C,), words per vector core int32 (2*C,): views of `words`.
+
+    Args:
+        slots: Cube slots C.
+        words: The block, int32 (grad_words(C),); None = zeros, to be filled through `set` and the arrays.
     """
 
     split_axis: int
@@ -300,6 +293,29 @@ class GradSplit:
     dkv_start: Int32Array
     dkv_end: Int32Array
 
+    def __init__(self, slots: int, words: Int32Array | None = None) -> None:
+        if words is None:
+            words = np.zeros(grad_words(slots), np.int32)
+        self.words = words
+        self.slots = slots
+        self.__dict__.update({name: words[where] for name, where in _grad_arrays(slots)})
+
+    def set(self, **numbers: int) -> None:
+        """Writes fields that are single words."""
+        slices = grad_slices(self.slots)
+        for name, number in numbers.items():
+            self.words[slices[name].start] = number
+
+    def __getattr__(self, name: str) -> int:
+        if name == "slots" or name not in grad_slices(self.slots):
+            raise AttributeError(f"GradSplit has no attribute {name!r}")
+        return int(self.words[grad_slices(self.slots)[name].start])
+
+
+@lru_cache(maxsize=64)
+def _grad_arrays(slots: int) -> list[tuple[str, slice]]:
+    return [(field.name, grad_slices(slots)[field.name]) for field in GRAD if field.cubes]
+
 
 def new_tensor(section_num: int, aic: int, aiv: int, slots: int) -> tuple[Int32Array, Int32Array, Int32Array]:
     """Returns a tensor of zeros with room for a FAG block of that many cube slots, and its FA and FD rows as
@@ -319,7 +335,7 @@ def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | N
     aic, aiv = forward.fa.shape[1], forward.fd.shape[1]
     words = forward.tensor
     if words is None:
-        slots = cube_slots(aic) if grad is None else len(grad.start)
+        slots = cube_slots(aic) if grad is None else grad.slots
         words, fa, fd = new_tensor(forward.section_num, aic, aiv, slots)
         fa[:], fd[:] = forward.fa, forward.fd
     offset = grad_offset(forward.section_num, aic, aiv)
@@ -330,8 +346,5 @@ def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | N
         words[8:HEAD_WORDS] = identity
     if grad is None:
         return words[: total_words(forward.section_num, aic, aiv, cube_slots(aic), False)]
-    block = words[offset:]
-    values = grad.__dict__
-    for where, names in _grad_runs(len(grad.start)):
-        block[where] = values[names[0]] if len(names) == 1 else [values[name] for name in names]
+    words[offset : offset + len(grad.words)] = grad.words
     return words

@@ -12,7 +12,6 @@ from .identity import FIRST_WORD, field, unfold16
 from .layout import (
     CANN_CUBE_SLOTS,
     FORMAT_VERSION,
-    GRAD,
     HEAD_WORDS,
     LAYOUT_CODES,
     MAGIC,
@@ -23,7 +22,6 @@ from .layout import (
     Route,
     Split,
     grad_offset,
-    grad_slices,
     grad_words,
     pack,
     total_words,
@@ -209,7 +207,7 @@ def unpack(metadata: Any) -> Metadata:
         _frozen(words[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)),
         _frozen(words[fd_offset:rows_end].reshape(section_num, aiv, ROW_WORDS)),
     )
-    grad = _unpack_grad(words[offset : offset + grad_words(slots)], slots) if offset else None
+    grad = GradSplit(slots, _frozen(words[offset : offset + grad_words(slots)])) if offset else None
     return Metadata(identity, aic, aiv, forward, grad, _frozen(words[FIRST_WORD:HEAD_WORDS]))
 
 
@@ -264,12 +262,3 @@ def _unpack_identity(words: Int32Array) -> Identity | None:
         win_right=unfold16(get("win_right")),
         crc=bits >> 32 * (HEAD_WORDS - 1 - FIRST_WORD),
     )
-
-
-def _unpack_grad(block: Int32Array, slots: int) -> GradSplit:
-    values: dict[str, Any] = {}
-    slices = grad_slices(slots)
-    for column in GRAD:
-        words = block[slices[column.name]]
-        values[column.name] = _frozen(words) if column.cubes else int(words[0])
-    return GradSplit(**values)
