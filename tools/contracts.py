@@ -16,8 +16,9 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import EnumMeta
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,16 +54,28 @@ def _plain(value: Any) -> str:
     return repr(value)
 
 
-def kernel_abi(abi: ModuleType) -> str:
-    """What fag-kernel offers as text: signature of each public function of fag_kernel.abi, and its types."""
-    lines = []
-    for name in sorted(abi.__all__):
-        value = getattr(abi, name)
-        if callable(value) and not hasattr(value, "__origin__"):
-            lines.append(f"{name}({_signature(inspect.signature(value))}")
-        else:
-            lines.append(f"{name} = {value}")
-    return "\n".join(lines)
+def kernel_abi(*modules: ModuleType) -> str:
+    """What fag-kernel offers as text: every public function, class, type and constant of the modules."""
+    return "\n".join(
+        line
+        for module in modules
+        for name in sorted(module.__all__)
+        for line in _offered(f"{module.__name__}.{name}", getattr(module, name))
+    )
+
+
+def _offered(name: str, value: Any) -> Iterator[str]:
+    if not callable(value) or hasattr(value, "__origin__"):
+        yield f"{name} = {value}"
+        return
+    if not isinstance(value, type):
+        yield f"{name}({_signature(inspect.signature(value))}"
+        return
+    yield name
+    for member, method in sorted(vars(value).items()):
+        if not member.startswith("_"):  # methods of native classes have no signature to look at
+            has_signature = inspect.isfunction(method)
+            yield f"{name}.{member}" + (f"({_signature(inspect.signature(method))}" if has_signature else "")
 
 
 def _signature(signature: inspect.Signature) -> str:
@@ -81,12 +94,13 @@ def digest(text: str) -> str:
 
 def interfaces() -> dict[str, tuple[int, str]]:
     """Version and digest of each interface of the packages that this Python imports."""
-    import fag_kernel.abi
+    import fag_kernel
     import fag_metadata.layout
 
+    offered = (import_module(name) for name in stated()["interfaces"]["KERNEL_ABI"]["modules"])
     return {
         "METADATA_FORMAT": (fag_metadata.FORMAT_VERSION, digest(metadata_format(fag_metadata.layout))),
-        "KERNEL_ABI": (fag_kernel.KERNEL_ABI, digest(kernel_abi(fag_kernel.abi))),
+        "KERNEL_ABI": (fag_kernel.KERNEL_ABI, digest(kernel_abi(*offered))),
     }
 
 
