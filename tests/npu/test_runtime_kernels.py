@@ -13,8 +13,9 @@ import raw_runtime as rt
 from stub import Stub
 
 import fag_kernel
-from fag_kernel.ascend950.catalog import Kernel, launch_tiling, launches
-from fag_metadata import AttentionProblem, Target, metadata_for
+from fag_kernel.ascend950.catalog import Form, Kernel, forward_kernel, launch_tiling, launches
+from fag_kernel.ascend950.finalize import object_file
+from fag_metadata import AttentionProblem, MaskMode, Target, metadata_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning"
@@ -65,32 +66,64 @@ def pack(kernel: Kernel, blocks: int, addresses: dict[str, int]) -> bytes:
     return struct.pack(f"<3Q{len(pointers)}Q3i", rt.core_sync_address(), 0, 0, *pointers, blocks, 1, 1)
 
 
-class Gradient:
-    """A small gradient in device memory, ready to be launched."""
+class Problem:
+    """A small problem on the device: `expected` is what the CPU kernels make of it."""
 
-    def __init__(self, dtype: np.dtype[Any], form: str = "deterministic") -> None:
-        random = np.random.default_rng(1)
-        q, dout = (random.standard_normal((B, S1, N1, D)).astype(dtype) for _ in range(2))
-        k, v = (random.standard_normal((B, S2, N2, D)).astype(dtype) for _ in range(2))
-        out, lse = fag_kernel.flash_attn(q, k, v, softmax_scale=0.0, return_softmax_lse=True)
-        self.expected = fag_kernel.flash_attn_grad(q, k, v, dout, out, lse)
-        problem = AttentionProblem.from_metadata_args(N1, N2, D, is_grad_enabled=True, **SIZES)
+    def __init__(self, dtype: np.dtype[Any], layout: str = "BSND") -> None:
+        self.dtype = "bf16" if dtype == BFLOAT16 else "fp16"
+        lengths = {"cu_seqlens_q": [0, S1], "cu_seqlens_kv": [0, S2]} if layout == "TND" else {}
+        layouts = dict.fromkeys(("layout_q", "layout_kv", "layout_out"), layout)
+        described = {**lengths, **layouts, **({} if lengths else SIZES)}
+        problem = AttentionProblem.from_metadata_args(N1, N2, D, is_grad_enabled=True, **described)
         metadata = metadata_for(problem, TARGET, is_grad_enabled=True)
         self.plan = fag_kernel.plan(problem, TARGET, metadata=metadata)
+
+        random = np.random.default_rng(1)
+        q, dout = (random.standard_normal(shape_of(layout, S1, N1)).astype(dtype) for _ in range(2))
+        k, v = (random.standard_normal(shape_of(layout, S2, N2)).astype(dtype) for _ in range(2))
+        given = {name: np.array(values, np.int32) for name, values in lengths.items()}
+        call = {**given, **layouts}
+        out, lse = fag_kernel.flash_attn(q, k, v, softmax_scale=0.0, return_softmax_lse=True, **call)
+        gradients = fag_kernel.flash_attn_grad(q, k, v, dout, out, lse, **call)
+        self.expected = {**dict(zip(("dq", "dk", "dv"), gradients, strict=True)), "out": out, "lse": lse}
+
         tiling = np.frombuffer(launch_tiling(self.plan, has_dlse=False), np.uint8)
-        arrays = {
-            "q": q, "k": k, "v": v, "dout": dout, "attn_out": out, "lse": lse, "metadata": metadata,
-            "tiling": tiling,
-        }  # fmt: skip
-        self.addresses = {name: rt.upload(array) for name, array in arrays.items()}
-        for name, array in zip(("dq", "dk", "dv"), self.expected, strict=True):
-            self.addresses[name] = rt.malloc(array.nbytes)
-        for absent in ("cu_q", "cu_kv", "used_q", "used_kv", "sinks", "dlse"):
-            self.addresses[absent] = self.addresses["tiling"]
+        arrays = {"q": q, "k": k, "v": v, "dout": dout, "attn_out": out, "lse": lse, "metadata": metadata}
+        self.addresses = {name: rt.upload(array) for name, array in {**arrays, "tiling": tiling}.items()}
+        for name in ("dq", "dk", "dv", "out"):
+            self.addresses[name] = rt.malloc(self.expected[name].nbytes)
+        for name in ("cu_q", "cu_kv", "used_q", "used_kv", "sinks", "dlse"):
+            self.addresses[name] = self.addresses["tiling"]
+        for side in ("q", "kv"):
+            if lengths:
+                self.addresses[f"cu_{side}"] = rt.upload(given[f"cu_seqlens_{side}"])
         self.addresses["workspace"] = rt.malloc(self.plan.workspace_bytes) + self.plan.dq_offset
+
+    def result(self, name: str) -> np.ndarray:
+        """An output as it stands in device memory."""
+        like = self.expected[name]
+        return rt.read(self.addresses[name], like.dtype, like.shape)
+
+    def assert_close(self, *names: str) -> None:
+        """The named outputs differ from the CPU kernels' by a few roundings of their largest element."""
+        step = 2.0**-8 if self.dtype == "bf16" else 2.0**-11
+        for name in names:
+            result, expected = (x.astype(np.float32) for x in (self.result(name), self.expected[name]))
+            bound = 4 * step * np.abs(expected).max()
+            np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=name)
+
+
+def shape_of(layout: str, rows: int, heads: int) -> tuple[int, ...]:
+    return {"BSND": (B, rows, heads, D), "BNSD": (B, heads, rows, D), "TND": (rows, heads, D)}[layout]
+
+
+class Gradient(Problem):
+    """Its gradient, ready to be launched."""
+
+    def __init__(self, dtype: np.dtype[Any], form: Form = "deterministic", layout: str = "BSND") -> None:
+        super().__init__(dtype, layout)
         assert self.plan.tiling_key is not None
-        name = "bf16" if dtype == BFLOAT16 else "fp16"
-        self.steps = launches(self.plan.tiling_key, name, form)
+        self.steps = launches(self.plan.tiling_key, self.dtype, form)
         self.loaded = Loaded(*(step.kernel for step in self.steps))
 
     def launch(self, stream: int) -> None:
@@ -98,37 +131,49 @@ class Gradient:
         for step in self.steps:
             self.loaded.launch(step.kernel, grids[step.kernel.grid], self.addresses, stream)
 
-    def results(self) -> list[np.ndarray]:
-        return [
-            rt.read(self.addresses[name], array.dtype, array.shape)
-            for name, array in zip(("dq", "dk", "dv"), self.expected, strict=True)
-        ]
-
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
-def test_a_gradient_is_that_of_the_cpu_kernels(stub: Stub, stream: int, dtype: np.dtype[Any]) -> None:
-    gradient = Gradient(dtype)
+@pytest.mark.parametrize("form", ["accumulate", "deterministic"])
+def test_a_gradient_is_that_of_the_cpu_kernels(
+    stub: Stub, stream: int, dtype: np.dtype[Any], form: Form
+) -> None:
+    gradient = Gradient(dtype, form, "TND")
     gradient.launch(stream)
     rt.synchronize(stream)
-    for result, expected in zip(gradient.results(), gradient.expected, strict=True):
-        scale = np.abs(expected.astype(np.float32)).max()
-        step = 2.0**-8 if dtype == BFLOAT16 else 2.0**-11
-        np.testing.assert_allclose(
-            result.astype(np.float32), expected.astype(np.float32), rtol=0, atol=4 * step * scale
-        )
+    gradient.assert_close("dq", "dk", "dv")
     gradient.loaded.unload()
     assert stub.live()["functions"] == 0
 
 
 @pytest.mark.usefixtures("shortcut")
+@pytest.mark.parametrize("layout", ["BSND", "BNSD", "TND"])
 @pytest.mark.parametrize("form", ["accumulate", "deterministic"])
-def test_the_shortcut_gives_the_bits_of_the_cpu_kernels(stream: int, form: str) -> None:
-    gradient = Gradient(np.dtype(np.float16), form)
+def test_the_shortcut_gives_the_bits_of_the_cpu_kernels(stream: int, form: Form, layout: str) -> None:
+    gradient = Gradient(np.dtype(np.float16), form, layout)
     gradient.launch(stream)
     rt.synchronize(stream)
-    for result, expected in zip(gradient.results(), gradient.expected, strict=True):
-        np.testing.assert_array_equal(result, expected)
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_array_equal(gradient.result(name), gradient.expected[name])
     gradient.loaded.unload()
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("layout", ["BNSD", "TND"])
+def test_a_forward_is_that_of_the_cpu_kernels(
+    request: pytest.FixtureRequest, stream: int, layout: str, is_short: bool
+) -> None:
+    if is_short:
+        request.getfixturevalue("shortcut")
+    problem = Problem(np.dtype(np.float16), layout)
+    problem.addresses["lse"] = rt.malloc(problem.expected["lse"].nbytes)
+    kernel = forward_kernel(
+        "fp16", is_tnd=layout == "TND", mask_mode=MaskMode.NO_MASK, d=D, dv=D, has_sinks=False
+    )
+    loaded = Loaded(kernel)
+    loaded.launch(kernel, TARGET.cube_cores, problem.addresses, stream)
+    rt.synchronize(stream)
+    problem.assert_close("out", "lse")
+    loaded.unload()
 
 
 @pytest.mark.misuses_runtime
@@ -210,3 +255,16 @@ def test_an_unregistered_function_is_not_launched(stub: Stub, stream: int) -> No
     with pytest.raises(rt.RuntimeFault, match="not registered"):
         rt.call("rtKernelLaunch", 0x3000, 1, b"", 0, None, stream)
     assert stub.violations() == ["unknown or unregistered function: rtKernelLaunch"]
+
+
+def test_the_packages_kernels_become_objects(stub: Stub) -> None:
+    for kernel in (_pass_of("zero"), _pass_of("main")):
+        text = object_file(kernel.name, "fp16").read_bytes()
+        assert f"kernel: {kernel.name}\ncore: {kernel.core_type}\n".encode() in text
+        magic = rt.MAGIC_VECTOR if kernel.core_type == "vector" else rt.MAGIC_MIX
+        rt.call("rtDevBinaryUnRegister", rt.register_object(text, magic))
+    assert stub.live()["objects"] == 0
+
+
+def _pass_of(stage: str) -> Kernel:
+    return next(step.kernel for step in launches(72, "fp16", "accumulate") if step.stage == stage)

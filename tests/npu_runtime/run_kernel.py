@@ -27,12 +27,12 @@ from fag_kernel import abi
 from fag_kernel.ascend950.catalog import PARAMETERS, Kernel, all_kernels
 from fag_kernel.tiling_data import TilingData
 from fag_metadata import AttentionProblem, check_metadata, metadata_for
-from fag_metadata.layout import IDENTITY, total_words
+from fag_metadata.layout import HEAD, HEAD_WORDS, IDENTITY, MAGIC, total_words
 
 TILING_BYTES = 200
 PLAN_BYTES = 192
 _HAS_DLSE = 1
-_HEAD_WORDS = 16
+_HEAD_FIELDS = tuple(field.name for field in HEAD)
 _OUTPUTS = ("dq", "dk", "dv", "dsinks", "out", "workspace")
 
 
@@ -133,8 +133,24 @@ class Launch:
         """The named bits of the metadata's head; none where the kernel takes no metadata."""
         if "metadata" not in self.addresses:
             return {}
-        words = self.view("metadata", _HEAD_WORDS).view(np.uint32)
+        words = self._head.view(np.uint32)
         return {bits.name: int(words[bits.word]) >> bits.shift & (1 << bits.width) - 1 for bits in IDENTITY}
+
+    @cached_property
+    def _head(self) -> Array:
+        found = self.bytes_from(self.addresses["metadata"], self.device)
+        head = self.view("metadata", HEAD_WORDS) if found >= 4 * HEAD_WORDS else None
+        if head is None or head[_HEAD_FIELDS.index("magic")] != MAGIC:
+            raise ValueError(f"{self.kernel.name}: metadata must point to metadata of flash_attn_metadata.")
+        return head
+
+    @property
+    def _metadata_words(self) -> int:
+        """Length of the metadata, as its head has it: allocators cut tensors out of larger pieces."""
+        section_num, aic, aiv = (
+            int(self._head[_HEAD_FIELDS.index(x)]) for x in ("section_num", "aic", "aiv")
+        )
+        return total_words(section_num, aic, aiv, self.identity["cube_slots"], bool(self.identity["is_grad"]))
 
     @cached_property
     def tokens(self) -> tuple[int, int]:
@@ -150,7 +166,7 @@ class Launch:
         if name == "tiling":
             return TILING_BYTES // 8
         if name == "metadata":
-            return _HEAD_WORDS
+            return self._metadata_words
         if name in ("cu_q", "cu_kv"):
             return f.b + 1 if self.is_tnd else 0
         if name in ("used_q", "used_kv"):
@@ -255,11 +271,7 @@ def _problem(launch: Launch, *, is_grad: bool) -> AttentionProblem:
         win_right=f.win_right, layout_q=layout, layout_kv=layout, layout_out=layout, is_grad_enabled=is_grad,
         **lengths,
     )  # fmt: skip
-    # torch_npu's allocator cuts tensors out of larger pieces: the head says how long this one is.
-    section_num, _, _, _, aic, aiv = (int(word) for word in launch.view("metadata", 6))
-    slots, has_grad = launch.identity["cube_slots"], bool(launch.identity["is_grad"])
-    words = total_words(section_num, aic, aiv, slots, has_grad)
-    check_metadata(launch.kernel.name, launch.view("metadata", words), problem, is_grad)
+    check_metadata(launch.kernel.name, launch.view("metadata"), problem, is_grad)
     return problem
 
 
