@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
         # Without this `import torch` alone loads torch_npu, and nobody could test that we do not.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TRITON_INTERPRET": "1",
-        "FAG_HIVMC": str(RUNTIME / "hivmc.py"),
+        "FAG_HIVMC": str(CANN / "bin" / "hivmc-a5"),
         "FAG_CACHE_DIR": str(CANN / "objects-of-kernels"),
     }
 

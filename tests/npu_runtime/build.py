@@ -2,8 +2,9 @@
 
     python tests/npu_runtime/build.py --out DIR [--without SYMBOL ...] [--no-custom-package]
 
-Then, for the process that is to use it: LD_LIBRARY_PATH=DIR and ASCEND_OPP_PATH=DIR/opp. Needs a C++ compiler
-(CXX, else c++) and nothing of CANN. Compiles what changed, and prints nothing but errors.
+Then, for the process that is to use it: LD_LIBRARY_PATH=DIR, ASCEND_OPP_PATH=DIR/opp and
+FAG_HIVMC=DIR/bin/hivmc-a5. Needs a C++ compiler (CXX, else c++) and nothing of CANN. Compiles what changed,
+and prints nothing but errors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -39,6 +41,10 @@ ALIASES: Final = (
 VENDOR: Final = "custom_transformer"
 CUSTOM: Final = "libcust_opapi.so"
 
+#: CANN's last compiler, and the device bitcode that fag-kernel wants to find with it; ours reads none.
+COMPILER: Final = "bin/hivmc-a5"
+BITCODE: Final = "lib/meta_op.mix.aic.c310.bc"
+
 
 def build(
     out: Path,
@@ -47,7 +53,7 @@ def build(
     has_custom_package: bool = True,
     objects: Path | None = None,
 ) -> Path:
-    """Makes the libraries and an operator folder.
+    """Makes the libraries, an operator folder, and CANN's compiler (hivmc.py).
 
     Args:
         out: Folder for them; may exist.
@@ -84,6 +90,12 @@ def build(
         compiled = _compile(SOURCES / "custom_package", objects / "custom_package")
         _link(custom, [*compiled, str(runtime)], symbols)
         _replace_link(out / CUSTOM, custom)
+
+    (out / COMPILER).parent.mkdir(exist_ok=True)
+    with _replacing(out / COMPILER) as scratch:
+        shutil.copy(SOURCES.parent / "hivmc.py", scratch)
+    (out / BITCODE).parent.mkdir(exist_ok=True)
+    (out / BITCODE).touch()
     return out
 
 

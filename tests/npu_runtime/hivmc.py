@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stands in for CANN's hivmc-a5: turns optimised IR into an object that the stand-in's launches accept.
 
-    FAG_HIVMC=tests/npu_runtime/hivmc.py      then fag_kernel.ascend950.finalize calls it as the real one
+    FAG_HIVMC=DIR/bin/hivmc-a5      where build.py has put it: fag_kernel.ascend950.finalize calls it
 
 No machine code is made. The object is a text that names the kernel and the cores it runs on, as the IR has
 them, and the hash of the IR: what is launched later was really read from the package.
