@@ -196,8 +196,8 @@ def attention_backward(
         dsinks = torch.empty(0 if sinks is None else sinks.shape[0], dtype=torch.float32, device=device)
         lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
         dq, dk, dv = _backward(
-            FRONT, call, device, q, k, v, dout, out, lse, dlse, sinks, dsinks, lengths, metadata,
-            softmax_scale,
+            FRONT, call, device, q, k, v, dout, out, lse, dlse, sinks, None if sinks is None else dsinks,
+            lengths, metadata, softmax_scale,
         )  # fmt: skip
         return dq, dk, dv, dsinks
 
@@ -222,7 +222,7 @@ def _forward(
         words.check(op, call.problem, is_grad=is_grad)
     routed = npu_calls.route(
         op, call, device, "forward", call.scale(op, softmax_scale),
-        has_sinks=sinks is not None, has_dlse=False, is_grad=is_grad, words=words,
+        has_sinks=sinks is not None, has_dlse=False, has_dsinks=False, is_grad=is_grad, words=words,
     )  # fmt: skip
     out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=device)
     lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
@@ -256,7 +256,8 @@ def _backward(
         words.check(op, call.problem, is_grad=True)
     routed = npu_calls.route(
         op, call, device, "backward", call.scale(op, softmax_scale),
-        has_sinks=sinks is not None, has_dlse=dlse is not None, is_grad=True, words=words,
+        has_sinks=sinks is not None, has_dlse=dlse is not None, has_dsinks=dsinks is not None, is_grad=True,
+        words=words,
     )  # fmt: skip
     tensors = {
         "q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "lse": lse, "dlse": dlse, "sinks": sinks,

@@ -42,6 +42,7 @@ _MOST_ROUTED: Final = 64
 
 _16BIT: Final = {"float16": "fp16", "bfloat16": "bf16"}
 
+_OPTIONAL_INPUTS: Final = ("cu_q", "cu_kv", "used_q", "used_kv", "sinks", "dlse")
 _GRADIENTS: Final = ("dq", "dk", "dv", "dsinks")
 
 #: Names of CANN's operators where they differ from ours.
@@ -101,6 +102,7 @@ def route(
     *,
     has_sinks: bool,
     has_dlse: bool,
+    has_dsinks: bool,
     is_grad: bool,
     words: Words | None,
 ) -> Routed:
@@ -114,6 +116,7 @@ def route(
         scale: Factor of the scores.
         has_sinks: Whether sinks are given.
         has_dlse: Whether a gradient of the lse is given.
+        has_dsinks: Whether a gradient of the sinks is wanted.
         is_grad: Whether metadata of our own is made with the backward split.
         words: Of the caller's metadata, checked against the call; or None.
 
@@ -124,7 +127,7 @@ def route(
     forced = os.environ.get(npu_routes.VARIABLE)
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     origin = None if words is None else words.origin
-    key: Hashable = (device.index, scale, has_dlse, is_deterministic, is_grad, origin, forced)
+    key: Hashable = (device.index, scale, has_dlse, has_dsinks, is_deterministic, is_grad, origin, forced)
     found: Routed | None = call.routed.get(key)
     if found is not None:
         return found
@@ -138,7 +141,7 @@ def route(
     if name == npu_routes.ACLNN:
         found = _Aclnn(wanted, target, scale, is_grad, words)
     else:
-        found = own = _Ascend950(wanted, target, scale, is_grad, words)
+        found = own = _Ascend950(wanted, target, scale, is_grad, words, has_dsinks=has_dsinks)
         own.launch.load(device.index)
     if len(call.routed) >= _MOST_ROUTED:
         call.routed.clear()
@@ -178,7 +181,14 @@ class _Ascend950:
     route = npu_routes.ASCEND950
 
     def __init__(
-        self, call: npu_routes.Call, target: Target, scale: float, is_grad: bool, words: Words | None
+        self,
+        call: npu_routes.Call,
+        target: Target,
+        scale: float,
+        is_grad: bool,
+        words: Words | None,
+        *,
+        has_dsinks: bool,
     ) -> None:
         has_template = words is not None and words.origin.used_cores > 0
         metadata = words.array if words is not None and has_template else None
@@ -189,7 +199,7 @@ class _Ascend950:
                 planned,
                 dtype,
                 is_deterministic=call.is_deterministic,
-                has_sinks=call.has_sinks,
+                has_sinks=has_dsinks,  # they change no other gradient: the lse holds them
                 has_dlse=call.has_dlse,
             )
         else:
@@ -212,10 +222,11 @@ class _Ascend950:
             return
         launch, kept, stream = self.launch, constants(device), _stream_name(index)
         tiling = kept.get(self._tiling_key, self._tiling, stream)
-        addresses = dict.fromkeys(launch.parameters, tiling.address)  # what is absent is never read
+        addresses = dict.fromkeys(_OPTIONAL_INPUTS, tiling.address)  # what is absent is never read
+        addresses["tiling"] = tiling.address
         for name, tensor in tensors.items():
-            if tensor is not None and tensor.numel():
-                addresses[name] = tensor.data_ptr()
+            if tensor is not None:
+                addresses[name] = tensor.data_ptr() or tiling.address  # an empty one has no address
         own = None
         if tensors["metadata"] is None:
             own = kept.get(self._metadata.key, self._metadata.make, stream)

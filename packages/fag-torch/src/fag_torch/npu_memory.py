@@ -20,7 +20,7 @@ import torch
 
 from fag_metadata import check as check_in_full
 from fag_metadata import check_metadata
-from fag_metadata.errors import MetadataError, type_error
+from fag_metadata.errors import MetadataError, message, type_error
 from fag_torch.npu_routes import Origin
 from fag_torch.prepare import LENGTH_NAMES, dtype_name
 from fag_torch.tensor_memo import TensorMemo, version_of
@@ -42,6 +42,9 @@ _DEVICE_BYTES: Final = 64 << 20
 def backend() -> Any:
     """torch.npu, which is there once torch_npu is imported."""
     return torch.npu  # type: ignore[attr-defined]
+
+
+_REMEDY: Final = "Make it with flash_attn_metadata from the arguments of this call"
 
 
 # ---- constants -------------------------------------------------------------------------------------------
@@ -142,6 +145,16 @@ def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     return source.to(device, non_blocking=True)
 
 
+def download(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of int32 tensors of one device on the host, contiguous; one wait for the current stream."""
+    copies = [
+        torch.empty(tensor.shape, dtype=torch.int32, pin_memory=True).copy_(tensor, non_blocking=True)
+        for tensor in tensors
+    ]
+    backend().current_stream(tensors[0].device).synchronize()
+    return [copy.clone() for copy in copies]  # out of pinned memory, which is scarce
+
+
 _TORCH_TYPES: Final = {
     np.dtype(np.int8).str: torch.int8,
     np.dtype(np.int32).str: torch.int32,
@@ -182,10 +195,9 @@ class Words:
         if not self.is_own and problem not in self._checked:
             report = check_in_full(self.array, problem)
             if not report.is_ok:
-                raise MetadataError(
-                    f"{op}: metadata must hold ranges that cover every tile once, got {report.findings[0]}. "
-                    "Make it with flash_attn_metadata from the arguments of this call."
-                )
+                part, field, text = report.findings[0]
+                rule, got = "must hold ranges that cover every tile once", f"{part} {field}: {text}"
+                raise MetadataError(message(op, "metadata", rule, got, remedy=_REMEDY))
             self._checked.add(problem)
 
 
@@ -209,7 +221,7 @@ def words_of(op: str, metadata: Tensor) -> Words:
         if metadata.dtype is not torch.int32:
             raise type_error(op, "metadata", "must be int32", dtype_name(metadata.dtype))
         version = version_of(metadata)
-        found = Words(np.ascontiguousarray(metadata.cpu().numpy()), is_own=False)
+        found = Words(download([metadata])[0].numpy(), is_own=False)
         _words.put(metadata, found, version)
     return found
 
@@ -225,18 +237,15 @@ def host_lengths(op: str, lengths: LengthTensors) -> LengthTensors:
     if lengths[0] is lengths[1] is lengths[2] is lengths[3] is None:
         return lengths
     found = [None if tensor is None else _lengths.get(tensor) for tensor in lengths]
-    copies: dict[int, tuple[Tensor, Tensor, int | None]] = {}
+    unknown: dict[int, tuple[Tensor, int | None]] = {}
     for i, tensor in enumerate(lengths):
         if tensor is not None and found[i] is None:
             if tensor.dtype is not torch.int32:
                 raise type_error(op, LENGTH_NAMES[i], "must be int32", dtype_name(tensor.dtype))
-            version = version_of(tensor)
-            pinned = torch.empty(tensor.shape, dtype=torch.int32, pin_memory=True)
-            copies[i] = tensor, pinned.copy_(tensor, non_blocking=True), version
-    if copies:
-        tensor, _, _ = next(iter(copies.values()))
-        backend().current_stream(tensor.device).synchronize()
-    for i, (tensor, pinned, version) in copies.items():
-        found[i] = values = pinned.clone()  # out of pinned memory, which is scarce
-        _lengths.put(tensor, values, version)
+            unknown[i] = tensor, version_of(tensor)
+    if unknown:
+        copies = download([tensor for tensor, _ in unknown.values()])
+        for (i, (tensor, version)), copy in zip(unknown.items(), copies, strict=True):
+            found[i] = copy
+            _lengths.put(tensor, copy, version)
     return tuple(found)  # type: ignore[return-value]
