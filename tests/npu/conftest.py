@@ -7,8 +7,9 @@ starts.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "npu_runtime")]
 
-from build import build  # noqa: E402 - both lie in the folder above
-from stub import Stub, load  # noqa: E402
+from stub import Stub, load  # noqa: E402 - lies in the folder above
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leaves out what triton-ascend's interpreter says about itself, some ten thousand times."""
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array:DeprecationWarning")
+
 
 #: Each task on a stream waits that long before it runs, so that a missing synchronisation shows.
 LATENCY_US = 200
@@ -62,11 +68,15 @@ def shortcut(stub: Stub) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """Another installation: takes build()'s arguments but `out`, gives the environment of a process on it."""
+    """Another installation, by what build.py lets it lack: gives the environment of a process on it."""
 
-    def make(**options: object) -> dict[str, str]:
+    def make(without: Sequence[str] = (), has_custom_package: bool = True) -> dict[str, str]:
         here = Path(os.environ["LD_LIBRARY_PATH"].split(os.pathsep)[0])
-        out = build(tmp_path_factory.mktemp("cann"), objects=here / "objects", **options)
+        out = tmp_path_factory.mktemp("cann")
+        command = [sys.executable, str(HERE.parent / "npu_runtime" / "build.py"), "--out", str(out)]
+        command += ["--objects", str(here / "objects"), "--without", *without]
+        command += [] if has_custom_package else ["--no-custom-package"]
+        subprocess.run(command, check=True)
         return {**os.environ, "LD_LIBRARY_PATH": str(out), "ASCEND_OPP_PATH": str(out / "opp")}
 
     return make

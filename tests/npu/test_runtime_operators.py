@@ -111,6 +111,30 @@ def test_a_workspace_that_is_used_by_others_early_is_spoiled(stub: Stub, stream:
 
 
 @pytest.mark.misuses_runtime
+def test_a_workspace_that_is_written_while_in_use_is_seen(stub: Stub, stream: int) -> None:
+    problem = Problem()
+    workspace = rt.malloc(1 << 14)
+    rt.destroy(problem.outputs[0])
+    problem.outputs[0] = rt.tensor(workspace, "float16", problem.q.shape)  # dq lies in the workspace
+    size, executor = problem.prepare()
+    rt.run(GRAD, workspace, size, executor, stream)
+    rt.synchronize(stream)
+    assert stub.violations() == [f"workspace written by others while in use: {GRAD}"]
+    problem.destroy()
+
+
+def test_idle_executors_do_nothing_and_succeed(stub: Stub, stream: int) -> None:
+    problem = Problem()
+    stub.install_idle_executors()
+    size, executor = problem.prepare()
+    rt.run(GRAD, rt.malloc(size), size, executor, stream)
+    rt.synchronize(stream)
+    stub.install_executors()
+    assert all(np.isnan(result).all() for result in problem.results())
+    problem.destroy()
+
+
+@pytest.mark.misuses_runtime
 def test_memory_freed_before_the_operator_runs_is_seen(stub: Stub, stream: int) -> None:
     stub.set_latency(50_000)
     problem = Problem()

@@ -151,10 +151,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the stand-in for the CANN runtime.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the libraries")
     parser.add_argument("--without", nargs="*", default=[], metavar="SYMBOL", help="symbols to leave out")
+    parser.add_argument(
+        "--objects", type=Path, help="folder of compiled files to share; in --out if not given"
+    )
     parser.add_argument("--no-custom-package", action="store_true", help="no libcust_opapi.so")
     options = parser.parse_args()
     try:
-        build(options.out, options.without, has_custom_package=not options.no_custom_package)
+        build(
+            options.out,
+            options.without,
+            has_custom_package=not options.no_custom_package,
+            objects=options.objects,
+        )
     except subprocess.CalledProcessError as error:
         return error.returncode
     return 0
