@@ -330,9 +330,10 @@ def test_forward_output_may_be_bsnd_with_bnsd_inputs() -> None:
          "k must have the batch of q, got B=3 (q=B=2)"),
         ({"k": ((2, 20, 2, 65), "bfloat16")}, InvalidProblemError,
          "k must have the head dim D of q, got D=65 (q=D=64)"),
-        ({"v": ((2, 21, 2, 32), "bfloat16")}, InvalidProblemError, "v must have shape that of k up to Dv"),
+        ({"v": ((2, 21, 2, 32), "bfloat16")}, InvalidProblemError,
+         "v must have shape (B, S, N, Dv) = (2, 20, 2, 32), got shape (2, 21, 2, 32)"),
         ({"v": ((2, 20, 2, 72), "bfloat16")}, InvalidProblemError,
-         "v must be a head dim Dv in 1..D, got Dv=72 (D=64)"),
+         "v must have a head dim Dv in 1..D, got Dv=72 (D=64)"),
         ({"q": ((2, 10, 0, 64), "bfloat16")}, InvalidProblemError,
          "q must have at least one head, got N1=0, N2=2"),
         ({"k": ((2, 20, 3, 64), "bfloat16"), "v": ((2, 20, 3, 32), "bfloat16")}, InvalidProblemError,
@@ -366,9 +367,9 @@ def test_tensors_refuse_a_batch_of_70000() -> None:
 @pytest.mark.parametrize(
     ("dims", "text"),
     [
-        ((257, 257), "q must be a head dim D in 1..256, got D=257 (Dv=257)"),
-        ((128, 136), "v must be a head dim Dv in 1..D, got Dv=136 (D=128)"),
-        ((0, 0), "q must be a head dim D in 1..256, got D=0 (Dv=0)"),
+        ((257, 257), "q must have a head dim D in 1..256, got D=257 (Dv=257)"),
+        ((128, 136), "v must have a head dim Dv in 1..D, got Dv=136 (D=128)"),
+        ((0, 0), "q must have a head dim D in 1..256, got D=0 (Dv=0)"),
     ],
 )
 def test_pc13_refuses_head_dims_by_name(dims: tuple[int, int], text: str) -> None:

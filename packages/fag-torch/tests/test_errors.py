@@ -95,7 +95,7 @@ T = torch.zeros
         (
             {"v": T(2, 5, 2, 16)},
             ValueError,
-            "v must have shape that of k up to Dv = (2, 6, 2, 16), got shape (2, 5, 2, 16)",
+            "v must have shape (B, S, N, Dv) = (2, 6, 2, 16), got shape (2, 5, 2, 16)",
         ),
         (
             {"k": T(2, 6, 3, 16), "v": T(2, 6, 3, 16)},
@@ -103,13 +103,13 @@ T = torch.zeros
             "N1 must be a multiple of N2, got N1=4, N2=3",
         ),
         ({"q": T(2, 6, 0, 16)}, ValueError, "q must have at least one head, got N1=0"),
-        ({"q": T(2, 6, 4, 0), "k": T(2, 6, 2, 0)}, ValueError, "q must be a head dim D in 1..256, got D=0"),
+        ({"q": T(2, 6, 4, 0), "k": T(2, 6, 2, 0)}, ValueError, "q must have a head dim D in 1..256, got D=0"),
         (
             {"q": T(2, 6, 4, 257), "k": T(2, 6, 2, 257)},
             ValueError,
-            "q must be a head dim D in 1..256, got D=257",
+            "q must have a head dim D in 1..256, got D=257",
         ),
-        ({"v": T(2, 6, 2, 24)}, ValueError, "v must be a head dim Dv in 1..D, got Dv=24 (D=16)"),
+        ({"v": T(2, 6, 2, 24)}, ValueError, "v must have a head dim Dv in 1..D, got Dv=24 (D=16)"),
         ({"sinks": T(2)}, ValueError, "sinks must have shape (N1,) = (4,), got shape (2,)"),
         (
             {"dout": T(2, 6, 4, 8)},

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
-from .balance import balance
 from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
@@ -23,7 +22,7 @@ from .targets import TARGETS, Target
 from .terms import Layout, Lengths, MaskMode, TensorSpec
 
 if TYPE_CHECKING:
-    from .loads import Balance, Load
+    from .loads import Balance, Load, balance
     from .routes import RouteChoice, select_route
     from .view import Metadata, unpack
 
@@ -63,6 +62,7 @@ __all__ = [
 
 _ON_FIRST_USE = {
     "Balance": "loads",
+    "balance": "loads",
     "Load": "loads",
     "RouteChoice": "routes",
     "select_route": "routes",

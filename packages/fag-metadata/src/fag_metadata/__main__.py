@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from . import __version__
-from .balance import balance, problem_of
 from .check import Report, check
 from .cli_arguments import (
     Parser,
@@ -29,6 +28,7 @@ from .cli_arguments import (
 from .errors import InvalidTypeError, MetadataError
 from .explain import Explanation, explain
 from .layout import Split
+from .loads import balance, problem_of
 from .problem import AttentionProblem
 from .split_check import Finding
 from .view import unpack

@@ -30,6 +30,11 @@ _Stages: TypeAlias = """tuple[
 ]"""
 
 _OP = "flash_attn_metadata"
+_ARGUMENTS = (
+    "cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv", "batch_size", "max_seqlen_q", "max_seqlen_kv",
+    "mask_mode", "win_left", "win_right", "layout_q", "layout_kv", "layout_out", "is_grad_enabled",
+    "head_dim_v", "target", "split",
+)  # fmt: skip
 _SPLITS = {"cann": Split.CANN, "balanced": Split.BALANCED}
 _CACHED_TENSORS = 256
 """Mostly 32 KiB each; enough for the layers of a model times a few batches."""
@@ -159,37 +164,13 @@ def _lengths(name: str, value: Any) -> Lengths | None:
 
 
 @lru_cache(maxsize=_CACHED_TENSORS, typed=True)  # typed: 8.0 and True must not find the results of 8 and 1
-def _make_of_args(
-    num_heads_q: int,
-    num_heads_kv: int,
-    head_dim: int,
-    cu_seqlens_q: Lengths | None,
-    cu_seqlens_kv: Lengths | None,
-    seqused_q: Lengths | None,
-    seqused_kv: Lengths | None,
-    batch_size: int | None,
-    max_seqlen_q: int | None,
-    max_seqlen_kv: int | None,
-    mask_mode: MaskMode | int | str | None,
-    win_left: int | None,
-    win_right: int | None,
-    layout_q: str | None,
-    layout_kv: str | None,
-    layout_out: str | None,
-    is_grad_enabled: bool,
-    head_dim_v: int | None,
-    target: str | Target,
-    split: SplitName | None,
-) -> list[Int32Array]:
+def _make_of_args(n1: Any, n2: Any, d: Any, *args: Any) -> list[Int32Array]:
     """A list of the tensor, from which a caller may take it."""
-    problem = AttentionProblem.from_metadata_args(
-        num_heads_q, num_heads_kv, head_dim, head_dim_v=head_dim_v, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, batch_size=batch_size,
-        max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, mask_mode=mask_mode, win_left=win_left,
-        win_right=win_right, layout_q=layout_q, layout_kv=layout_kv, layout_out=layout_out,
-        is_grad_enabled=is_grad_enabled, op=_OP,
-    )  # fmt: skip
-    return [_make_metadata(problem, find_target(_OP, target), _parse_split(split), bool(is_grad_enabled))]
+    named = dict(zip(_ARGUMENTS, args, strict=True))
+    target, split = named.pop("target"), named.pop("split")
+    problem = AttentionProblem.from_metadata_args(n1, n2, d, op=_OP, **named)
+    is_grad = bool(named["is_grad_enabled"])
+    return [_make_metadata(problem, find_target(_OP, target), _parse_split(split), is_grad)]
 
 
 @lru_cache(maxsize=_CACHED_TENSORS)

@@ -94,11 +94,12 @@ def check_heads(op: str, names: tuple[str, str], n1: int, n2: int) -> None:
 
 
 def check_head_dims(op: str, names: tuple[str, str], d: int, dv: int) -> None:
-    """Checks 0 < D <= 256 and 0 < Dv <= D."""
+    """Checks 0 < D <= 256 and 0 < Dv <= D, of the arguments or tensors of these names."""
+    verb = "be" if names[0] == "head_dim" else "have"
     if not 0 < d <= MAX_HEAD_DIM:
-        raise problem_error(op, names[0], f"must be a head dim D in 1..{MAX_HEAD_DIM}", f"D={d}", Dv=dv)
+        raise problem_error(op, names[0], f"must {verb} a head dim D in 1..{MAX_HEAD_DIM}", f"D={d}", Dv=dv)
     if not 0 < dv <= d:
-        raise problem_error(op, names[1], "must be a head dim Dv in 1..D", f"Dv={dv}", D=d)
+        raise problem_error(op, names[1], f"must {verb} a head dim Dv in 1..D", f"Dv={dv}", D=d)
 
 
 def check_cu_seqlens(op: str, name: str, offsets: Lengths, tokens: int | None) -> None:

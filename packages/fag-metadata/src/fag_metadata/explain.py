@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from .api import metadata_for
-from .balance import balance
 from .layout import FORMAT_VERSION, Int32Array, Route, Split
-from .loads import Balance, Load
+from .loads import Balance, Load, balance
 from .problem import AttentionProblem
 from .routes import RouteChoice, select_route
 from .targets import Target
@@ -208,6 +207,8 @@ def _load_lines(load: Load, noun: str) -> list[str]:
         f"{load.max_over_mean:.2f} x the mean by visible area, {load.max_over_mean_tiles:.2f} x by {noun}s"
     )
     best = f"no split of whole {noun}s is below {load.perfect_over_mean:.2f} x"
+    if load.in_order > 1.005 * load.perfect:
+        best += f", none with one range a core below {load.in_order_over_mean:.2f} x"
     return [f"  {used}; the heaviest has {most}.", f"  Heaviest core: {ratio}; {best}."]
 
 

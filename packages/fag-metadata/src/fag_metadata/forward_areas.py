@@ -5,13 +5,14 @@ Areas are what the balanced split evens out and what balance figures count.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .forward_blocks import ForwardBlocks, Int64Array
-from .ranges import IntLike, pairs_up_to, visible_area
+from .ranges import IntLike, masked_area
 from .terms import MaskMode
 
 
@@ -41,53 +42,45 @@ class Items(NamedTuple):
 
 
 class ForwardAreas:
-    """Visible areas of a problem's base blocks.
-
-    head_area are those of a kv head (all its query heads) of every entry, area_before those in front of every
-    entry, one number more than entries.
-    """
+    """Visible areas of a problem's base blocks; a head is a kv head with all its query heads."""
 
     def __init__(self, blocks: ForwardBlocks) -> None:
         self.blocks = blocks
         self._items: dict[int | None, Items] = {}
-        s1, s2 = blocks.lengths_q, blocks.lengths_kv
-        if blocks.mask_mode == MaskMode.NO_MASK:
-            self.head_area = s1 * s2 * blocks.g
-        else:
-            self.head_area = self._area(slice(None), 0, s1, 0, s2) * blocks.g
-        self.area_before = np.zeros(blocks.num_entries + 1, np.int64)
-        np.cumsum(self.head_area * blocks.heads_per_entry, out=self.area_before[1:])
+
+    @cached_property
+    def head_area(self) -> Int64Array:
+        """Visible pairs of a head of every entry."""
+        blocks = self.blocks
+        return self._rows_before(slice(None), blocks.lengths_q * blocks.g, 0, blocks.lengths_kv)
+
+    @cached_property
+    def area_before(self) -> Int64Array:
+        """Visible pairs in front of every entry, one number more than entries."""
+        before = np.zeros(self.blocks.num_entries + 1, np.int64)
+        np.cumsum(self.head_area * self.blocks.heads_per_entry, out=before[1:])
+        return before
 
     @property
     def total(self) -> int:
         """Visible pairs of all heads."""
         return int(self.area_before[-1])
 
-    def _area(
-        self,
-        entries: Int64Array | slice,
-        row_start: IntLike,
-        row_stop: IntLike,
-        key_start: IntLike,
-        key_stop: IntLike,
-    ) -> Int64Array:
-        """Visible pairs of rectangles of queries and keys; see ranges.visible_area."""
-        first, last = self.blocks.first_diagonal[entries], self.blocks.last_diagonal[entries]
-        if self.blocks.mask_mode == MaskMode.CAUSAL:
-            return pairs_up_to(last, row_start, row_stop, key_start, key_stop)
-        return visible_area(row_start, row_stop, key_start, key_stop, first, last)
-
     def _rows_before(
-        self, entries: Int64Array, rows: Int64Array, key_start: IntLike, key_stop: IntLike
+        self, entries: Int64Array | slice | int, rows: Int64Array, key_start: IntLike, key_stop: IntLike
     ) -> Int64Array:
         """Visible pairs of the merged rows before `rows` (of one head) with keys [key_start, key_stop)."""
         blocks = self.blocks
-        if blocks.mask_mode == MaskMode.NO_MASK:
+        if blocks.mask_mode is MaskMode.NO_MASK:
             result: Int64Array = rows * (key_stop - key_start)
             return result
+        first: IntLike = blocks.first_diagonal[entries]
+        last: IntLike = blocks.last_diagonal[entries]
+        if isinstance(entries, int):
+            first, last = int(first), int(last)
 
         def area(start: IntLike, stop: IntLike) -> Int64Array:
-            return self._area(entries, start, stop, key_start, key_stop)
+            return masked_area(blocks.mask_mode, first, last, start, stop, key_start, key_stop)
 
         if blocks.g == 1:
             return area(0, rows)
@@ -97,6 +90,10 @@ class ForwardAreas:
             return heads * area(0, s1) + area(0, rows - heads * s1)
         queries = rows // blocks.g
         return blocks.g * area(0, queries) + (rows - queries * blocks.g) * area(queries, queries + 1)
+
+    def before_rows(self, rows: Int64Array) -> Int64Array:
+        """Visible pairs of the merged rows before `rows`, of a head of the first entry."""
+        return self._rows_before(0, rows, 0, int(self.blocks.lengths_kv[0]))
 
     def before(self, heads: Int64Array, rows: Int64Array, keys: Int64Array) -> Int64Array:
         """Visible pairs in front of places (head, row block, key block), head <= num_heads."""

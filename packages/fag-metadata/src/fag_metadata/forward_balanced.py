@@ -19,7 +19,7 @@ from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit
-from .min_max import can_cut, even_cuts, min_max_cuts
+from .min_max import cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .targets import CPU_TARGET, Target
 
@@ -33,6 +33,7 @@ _MIN_SECTION_GAIN = 0.99  # a second section must lower the heaviest core to thi
 _CPU_GOOD_ENOUGH = 1.1  # threads pull the ranges of the CPU's cores and even out the rest
 _CPU_MIN_GAIN = 0.9  # there, cut row blocks must lower the heaviest core to this part of it
 _CPU_BLOCK_ROWS = (128, 64, 32)
+_MOST_EQUAL_ROWS = 1 << 14  # row blocks of equal heads up to which one head stands for all
 _FLAT_ITEMS = 1 << 15  # up to here one running sum is faster than finding each cut in stages
 _SEARCH_ITEMS = 1 << 18  # up to here the exact search is made; beyond, a piece is a small part of a share
 _MOST_BLOCKS = 1 << 15  # the same for two sections
@@ -63,7 +64,7 @@ def split_forward_balanced(problem: AttentionProblem, target: Target) -> Forward
     blocks = ForwardBlocks(problem, cann_block_size(problem, target.vectors_per_cube))
     areas = ForwardAreas(blocks)
     if not areas.total:
-        return _pack(blocks, None, target)
+        return _pack(blocks, np.zeros(1, np.int64), target)
     cores = target.cube_cores
     cut = _cuts(areas, cores)
     cann = split_forward(problem, target)
@@ -75,7 +76,7 @@ def split_forward_balanced(problem: AttentionProblem, target: Target) -> Forward
     if cut.heaviest > limit and _count_items(areas, 1) <= _SEARCH_ITEMS:
         cut = _search(areas.items(1), cores)
     # Still heavier only where CANN's sections let a core take several ranges, or by a fraction of a block.
-    return _pack(blocks, cut, target) if cut.heaviest <= limit else cann
+    return _pack(blocks, cut.done, target) if cut.heaviest <= limit else cann
 
 
 def core_areas(areas: ForwardAreas, split: ForwardSplit) -> Int64Array:
@@ -88,8 +89,14 @@ def core_areas(areas: ForwardAreas, split: ForwardSplit) -> Int64Array:
     return result
 
 
-def _pack(blocks: ForwardBlocks, cut: _Cut | None, target: Target) -> ForwardSplit:
-    done = np.array([blocks.num_blocks]) if cut is None else np.unique(cut.done)[1:]
+def _pack(blocks: ForwardBlocks, done: Int64Array, target: Target) -> ForwardSplit:
+    """One section whose ranges begin, or end, behind these blocks, ascending from 0; those without blocks are
+    left out.
+    """
+    done = np.append(done[1:], blocks.num_blocks)
+    is_new = np.append(done[:-1] < done[1:], True)
+    is_new[:-1] &= done[:-1] > 0
+    done = done[is_new]
     cuts = Cuts(np.array([blocks.num_heads]), np.array([len(done)]), done, None)
     return pack_forward(blocks, cuts, target.cube_cores, target.vector_cores, target.vector_cores)
 
@@ -107,30 +114,52 @@ def _cuts(areas: ForwardAreas, cores: int) -> _Cut:
 def _split_for_cpu(problem: AttentionProblem, target: Target) -> ForwardSplit:
     """Tall row blocks read keys least often; lower ones are taken where tall ones load the cores unevenly."""
     cores = target.cube_cores
-    tried = []
+    tallest = ForwardBlocks(problem, BlockSize(_CPU_BLOCK_ROWS[0], FWD_STEP_KEYS))
+    if tallest.num_entries == 1:
+        split = _split_equal_heads(problem, tallest, target)
+        if split is not None:
+            return split
+    best: tuple[ForwardAreas, _Cut] | None = None
     for height in _CPU_BLOCK_ROWS:
         areas = ForwardAreas(ForwardBlocks(problem, BlockSize(height, FWD_STEP_KEYS)))
         if not areas.total:
-            return _pack(areas.blocks, None, target)
-        even = _find_even(areas, cores)
-        if even is not None:
-            return _pack(areas.blocks, even, target)
-        tried.append(areas)
-    found = [(areas, _find(areas, cores, None, _CPU_GOOD_ENOUGH)) for areas in tried]
-    areas, cut = min(found, key=lambda one: one[1].heaviest)
+            return _pack(areas.blocks, np.zeros(1, np.int64), target)
+        cut = _find(areas, cores, None, _CPU_GOOD_ENOUGH)
+        if best is None or cut.heaviest < best[1].heaviest:
+            best = areas, cut
+        if cut.heaviest * cores <= _CPU_GOOD_ENOUGH * areas.total:
+            return _pack(areas.blocks, cut.done, target)
+    assert best is not None
+    areas, cut = best
     parts = _find(areas, cores, FWD_UNIT_KEYS // FWD_STEP_KEYS, _CPU_GOOD_ENOUGH)
-    return _pack(areas.blocks, parts if parts.heaviest <= _CPU_MIN_GAIN * cut.heaviest else cut, target)
+    cut = parts if parts.heaviest <= _CPU_MIN_GAIN * cut.heaviest else cut
+    return _pack(areas.blocks, cut.done, target)
 
 
-def _find_even(areas: ForwardAreas, cores: int) -> _Cut | None:
-    """Cuts between row blocks that are even enough for the CPU, or None, mostly without a search."""
-    limit = int(_CPU_GOOD_ENOUGH * areas.total) // cores
-    cut = _nearest(areas, cores, None)
-    if cut.heaviest <= limit:
-        return cut
-    if _count_items(areas, None) > _SEARCH_ITEMS or not can_cut(areas.items(None).area, cores, limit):
+def _split_equal_heads(
+    problem: AttentionProblem, tallest: ForwardBlocks, target: Target
+) -> ForwardSplit | None:
+    """The same where one head stands for all. None if row blocks must be cut, or if heads are very long."""
+    heads, cores = tallest.num_heads, target.cube_cores
+    rows, lowest = int(tallest.lengths_q[0]) * tallest.g, _CPU_BLOCK_ROWS[-1]
+    if heads * (rows // lowest + 1) > _MOST_EQUAL_ROWS:
         return None
-    return _search(areas.items(None), cores)
+    area = ForwardAreas(tallest).before_rows(np.minimum(np.arange(0, rows + lowest, lowest), rows)).tolist()
+    if not area[-1] * heads:
+        return _pack(tallest, np.zeros(1, np.int64), target)
+    best, best_height = None, 0
+    for height in _CPU_BLOCK_ROWS:
+        cut = cut_equal_rows([*area[: -1 : height // lowest], area[-1]], heads, cores)
+        if best is None or cut.heaviest < best.heaviest:
+            best, best_height = cut, height
+        if cut.heaviest * cores <= _CPU_GOOD_ENOUGH * area[-1] * heads:
+            break
+    else:
+        if int(tallest.lengths_kv[0]) > FWD_UNIT_KEYS:
+            return None
+    assert best is not None
+    blocks = ForwardBlocks(problem, BlockSize(best_height, FWD_STEP_KEYS))
+    return _pack(blocks, best.row * blocks.head_blocks[0] + blocks.all_rows().before[best.item], target)
 
 
 def _find(areas: ForwardAreas, cores: int, step: int | None, good_enough: float) -> _Cut:

@@ -58,11 +58,7 @@ class Positions(NamedTuple):
 
 
 class ForwardBlocks:
-    """Valid base blocks of a problem, entry by entry.
-
-    heads_per_entry is n2, or b * n2 where there is one entry; head_blocks are the valid blocks of a head of
-    every entry, blocks_before those in front of every entry, one number more than entries.
-    """
+    """Valid base blocks of a problem, entry by entry; heads_per_entry is n2, or b * n2 where there is one."""
 
     def __init__(self, problem: AttentionProblem, size: BlockSize) -> None:
         b = problem.b
@@ -84,15 +80,27 @@ class ForwardBlocks:
         self._windows = (problem.win_left, problem.win_right)
         self._all_rows: RowBlocks | None = None
         self._rows_before: dict[int, Sequence[int]] = {}
+
+    @cached_property
+    def head_blocks(self) -> Int64Array:
+        """Valid blocks of a head of every entry."""
+        return self.all_rows().before[-1:] if self.num_entries == 1 else self._count_head_blocks()
+
+    @cached_property
+    def blocks_before(self) -> Int64Array:
+        """Valid blocks in front of every entry, one number more than entries."""
         if self.num_entries == 1:
-            self.head_blocks = self.all_rows().before[-1:]
-            self.num_blocks = int(self.head_blocks[0]) * self.heads_per_entry
-            self.blocks_before = np.array((0, self.num_blocks))
-        else:
-            self.head_blocks = self._count_head_blocks()
-            self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
-            np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
-            self.num_blocks = int(self.blocks_before[-1])
+            return np.array((0, self.num_blocks))
+        before = np.zeros(self.num_entries + 1, np.int64)
+        np.add.accumulate(self.head_blocks * self.heads_per_entry, out=before[1:])
+        return before
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Valid blocks of all heads."""
+        if self.num_entries == 1:
+            return int(self.head_blocks[0]) * self.heads_per_entry
+        return int(self.blocks_before[-1])
 
     @cached_property
     def _band(self) -> tuple[Int64Array, Int64Array]:

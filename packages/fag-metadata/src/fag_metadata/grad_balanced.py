@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from .arguments import check_int32_count
 from .grad_split import NO_RANGES, CoreRanges, band_tokens, count_tiles, make_grad_split, split_grad
 from .layout import BWD_UNIT_KEYS, TILE, GradSplit, Route, Split
-from .min_max import even_cuts, min_max_cuts
+from .min_max import cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
+from .ranges import band, masked_area
 from .routes import select_route
 from .targets import CPU_TARGET, Target
 from .tile_areas import TileGrid, TileRow
@@ -33,6 +34,7 @@ _FLAT_TILES = 1 << 15
 """Tiles up to which one running sum over all of them is faster than finding each cut in two stages."""
 _SEARCH_TILES = 1 << 21
 """Tiles up to which the exact search is made; beyond, one tile is a vanishing part of a core's share."""
+_NO_CUTS = np.zeros(1, np.int64)
 _UNIT_COLS = BWD_UNIT_KEYS // TILE
 _TOLERANCE = 256
 """The search for the smallest heaviest range stops at this fraction of it: 0.4 %."""
@@ -46,38 +48,46 @@ def split_grad_balanced(problem: AttentionProblem, target: Target) -> GradSplit:
     Raises:
         InvalidProblemError: If a tile or row number does not fit into int32.
     """
-    grid = TileGrid(problem)
-    # before any area is summed: fewer tiles than that keep all sums far below 2^63
-    tiles = grid.total_tiles
-    check_int32_count(
-        "flash_attn_metadata", "the number of backward tiles", tiles, B=problem.b, N1=problem.n1
-    )
-    route = select_route(problem, target, Split.BALANCED).route
-    counts = count_tiles(int(grid.len_q.max(initial=0)), int(grid.len_kv.max(initial=0)))
+    cores = target.cube_cores
+    if target.name == CPU_TARGET and not problem.is_variable:
+        len_q, len_kv = problem.s1, problem.s2
+        _check_tiles(problem, problem.b * problem.n1 * -(-len_q // TILE) * -(-len_kv // TILE))
+        cuts = _equal_cuts(problem, cores)
+        route = select_route(problem, target, Split.BALANCED).route
+    else:
+        grid = TileGrid(problem)
+        len_q, len_kv = int(grid.len_q.max(initial=0)), int(grid.len_kv.max(initial=0))
+        _check_tiles(problem, grid.total_tiles)
+        route = select_route(problem, target, Split.BALANCED).route
+        if grid.total_area == 0:
+            cuts = _NO_CUTS
+        elif target.name == CPU_TARGET:
+            cuts = _ragged_cuts(grid, problem.g, cores)
+        elif route is Route.BN2_MULTIBLK:
+            cuts = np.arange(cores + 1) * grid.heads // cores * (grid.rows * grid.cols)
+        else:
+            cuts = _tile_cuts(problem, grid, target)
+    is_used = cuts[1:] > cuts[:-1]
+    start, end = cuts[:-1][is_used], cuts[1:][is_used]
+    used = len(end)
+    ranges = NO_RANGES
+    if used:
+        entry = start
+        if problem.is_variable:
+            entry = grid.tile_start.searchsorted(start, side="right") - 1
+            entry[0] = 0
+        ranges = CoreRanges(used, -(-int(end[-1]) // used), start, end, entry)
+    counts = count_tiles(len_q, len_kv)
     is_sparse = band_tokens(problem, counts).is_sparse
     rows = (problem.t1 * problem.n1, problem.t2 * problem.n2)
-    if grid.total_area == 0:
-        cuts = np.zeros(1, np.int64)
-    elif target.name == CPU_TARGET:
-        cuts = _unit_cuts(grid, problem.g, target.cube_cores)
-    elif route is Route.BN2_MULTIBLK:
-        shares = np.arange(target.cube_cores + 1, dtype=np.int64) * grid.heads // target.cube_cores
-        cuts = shares * grid.rows * grid.cols
-    else:
-        cuts = _tile_cuts(problem, grid, target)
-    ranges = _ranges_of_cuts(grid, cuts, problem.is_variable)
     return make_grad_split(problem, target, counts, is_sparse, int(route is not Route.BN2GS1S2), ranges, rows)
 
 
-def _ranges_of_cuts(grid: TileGrid, cuts: Int64Array, is_variable: bool) -> CoreRanges:
-    cuts = np.unique(cuts)
-    used = len(cuts) - 1
-    if used <= 0:
-        return NO_RANGES
-    entry = np.zeros(used, np.int64)
-    if is_variable:
-        entry[1:] = np.searchsorted(grid.tile_start, cuts[1:-1], side="right") - 1
-    return CoreRanges(used, -(-int(cuts[-1]) // used), cuts[:-1], cuts[1:], entry)
+def _check_tiles(problem: AttentionProblem, tiles: int) -> None:
+    """Before any area is summed: fewer tiles than that keep all sums far below 2^63."""
+    check_int32_count(
+        "flash_attn_metadata", "the number of backward tiles", tiles, B=problem.b, N1=problem.n1
+    )
 
 
 def _tile_cuts(problem: AttentionProblem, grid: TileGrid, target: Target) -> Int64Array:
@@ -146,13 +156,6 @@ def _nearest_cuts(grid: TileGrid, cores: int) -> tuple[Int64Array, Int64Array]:
     )
 
 
-def _unit_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
-    """Returns tile numbers at which ranges begin, and the total: at most `cores` ranges for g query heads a
-    kv head.
-    """
-    return _equal_cuts(grid, g, cores) if len(grid.heads) == 1 else _ragged_cuts(grid, g, cores)
-
-
 def _heaviest_part(sums: Int64Array, cuts: Int64Array) -> int:
     return int((sums[cuts[1:]] - sums[cuts[:-1]]).max())
 
@@ -171,24 +174,31 @@ def _tiles_before_units(unit: Int64Array, rows: int, cols: int) -> Int64Array:
     return np.minimum(unit * _UNIT_COLS, cols) * rows
 
 
-def _equal_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
-    """Cuts equal heads: all kv heads whole, or all query heads in the same number of parts.
+def _equal_cuts(problem: AttentionProblem, cores: int) -> Int64Array:
+    """Returns tile numbers at which ranges begin, and the total, for equal heads: all kv heads whole, or all
+    query heads in the same number of parts.
 
     A mixture cannot be better: with fewer kv heads than cores the heaviest range is a whole kv head as long
     as one is left whole, and with more kv heads no core is left to cut one.
     """
-    heads, rows, cols = int(grid.heads[0]), int(grid.rows[0]), int(grid.cols[0])
-    kv_heads = heads // g
-    parts = cores // heads
+    s1, s2, g = problem.s1, problem.s2, problem.g
+    heads, rows, cols = problem.b * problem.n1, -(-s1 // TILE), -(-s2 // TILE)
+    mode = problem.mask_mode
+    key = np.minimum(np.arange(0, s2 + BWD_UNIT_KEYS, BWD_UNIT_KEYS), s2)
+    first, last = band(mode, problem.win_left, problem.win_right, s1, s2)
+    sums: list[int] = masked_area(mode, first, last, 0, s1, 0, key).tolist()
+    if not sums[-1] * heads:
+        return _NO_CUTS
+    kv_heads, parts = heads // g, cores // heads
     if parts:
-        sums = _unit_sums(grid, 0)
-        inner = min_max_cuts(sums, min(parts, len(sums) - 1))
-        if _heaviest_part(sums, inner) < -(-kv_heads // cores) * g * int(grid.head_area[0]):
-            starts = np.arange(heads, dtype=np.int64)[:, None] * (rows * cols)
-            starts = starts + _tiles_before_units(inner[:-1], rows, cols)
-            return np.append(starts.ravel(), grid.total_tiles)
+        found = cut_equal_rows(sums, 1, parts)
+        if found.heaviest < -(-kv_heads // cores) * g * sums[-1]:
+            starts = np.arange(0, heads * rows * cols, rows * cols)[:, None]
+            unit = found.row * (len(sums) - 1) + found.item
+            starts = starts + _tiles_before_units(unit, rows, cols)
+            return np.append(starts.ravel(), heads * rows * cols)
     ranges = min(cores, kv_heads)
-    shares: Int64Array = np.arange(ranges + 1, dtype=np.int64) * kv_heads // ranges
+    shares: Int64Array = np.arange(ranges + 1) * kv_heads // ranges
     return shares * (g * rows * cols)
 
 

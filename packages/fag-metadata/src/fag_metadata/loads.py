@@ -1,4 +1,4 @@
-"""The load of every core of a split, in tiles and in visible area: what `balance` returns.
+"""How even a metadata tensor is, whatever made it: the load of every core, in tiles and in visible area.
 
 The cost model is the visible area: a (query, key) pair that the mask leaves is D + Dv multiply-adds forward
 and 3 D + 2 Dv backward, masked pairs and tile borders cost nothing. So the ratio of areas is the ratio of
@@ -12,18 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from .errors import InvalidProblemError, message
 from .forward_areas import ForwardAreas
 from .forward_blocks import BlockSize, ForwardBlocks
 from .layout import ForwardSplit, GradSplit
+from .min_max import cut_equal_rows, min_max_cuts
 from .problem import AttentionProblem
 from .ranges import Int64Array
-from .tile_areas import TileGrid
+from .tile_areas import TileGrid, TileRow
+from .view import Metadata, unpack
 
 _FEW_SIZES = 3
 _MOST_TILES = 1000
 """Tiles of a core up to which a sum of tiles is noticeably more than any number."""
 _MOST_LISTED = 1 << 22
 """Tiles up to which the bound of a perfect split looks at every size; beyond, it is the mean."""
+_MOST_SEARCHED = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +38,14 @@ class Load:
         tiles: Tiles with visible pairs of every core, int64 (cores,).
         area: Visible (query, key) pairs of every core, int64 (cores,).
         perfect: Pairs that the heaviest core has at least, however whole tiles are dealt out.
+        in_order: The same with one range of tiles a core, which is the format's order (a core has one in each
+            section): the lightest there is, found exactly up to two million tiles, or `perfect`.
     """
 
     tiles: Int64Array
     area: Int64Array
     perfect: int
+    in_order: int
 
     @property
     def cores(self) -> int:
@@ -70,6 +77,11 @@ class Load:
         """What max_over_mean is at least, however whole tiles are dealt out."""
         return _ratio(self.perfect, self.area)
 
+    @property
+    def in_order_over_mean(self) -> float:
+        """What max_over_mean is at least with one range of tiles a core."""
+        return _ratio(self.in_order, self.area)
+
     def to_dict(self) -> dict[str, Any]:
         """The figures and both lists, ready for JSON."""
         return {
@@ -81,6 +93,7 @@ class Load:
             "max_over_mean": round(self.max_over_mean, 4),
             "max_over_mean_tiles": round(self.max_over_mean_tiles, 4),
             "perfect_over_mean": round(self.perfect_over_mean, 4),
+            "in_order_over_mean": round(self.in_order_over_mean, 4),
             "tiles": self.tiles.tolist(),
             "area": self.area.tolist(),
         }
@@ -109,24 +122,101 @@ class Balance:
         }
 
 
+def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
+    """Measures how even a metadata tensor is, over all cores of its target.
+
+    Args:
+        metadata: int32 array (n,) on the host, made by flash_attn_metadata or by CANN's operator, or what
+            `unpack` makes of it.
+        problem: What it is for. None = as the head says, which is enough for dense layouts without seqused.
+
+    Returns:
+        Loads of both passes.
+
+    Raises:
+        InvalidProblemError: If the head does not say enough and no problem is given.
+        MetadataError: If the tensor is truncated or not one of this format.
+
+    Example:
+        >>> from fag_metadata import flash_attn_metadata
+        >>> sizes = dict(batch_size=1, max_seqlen_q=128, max_seqlen_kv=128, is_grad_enabled=True)
+        >>> figures = balance(flash_attn_metadata(37, 37, 128, **sizes, target="Ascend950PR_9599"))
+        >>> figures.grad.idle_cores, round(figures.grad.max_over_mean, 2)
+        (17, 1.95)
+    """
+    view = metadata if isinstance(metadata, Metadata) else unpack(metadata)
+    if problem is None:
+        problem = problem_of(view)
+    merge_rows = view.forward.fd[:, :, 3].astype(np.int64) * view.forward.fd[:, :, 5]
+    grad = None if view.grad is None else grad_load(view.grad, problem, view.aic)
+    return Balance(forward_load(view.forward, problem), merge_rows.sum(axis=0), grad)
+
+
+def problem_of(view: Metadata) -> AttentionProblem:
+    """The problem as the head tells it; the numbers that are only folded there stand in the FAG block, if
+    any.
+    """
+    head, grad = view.identity, view.grad
+    if head is None:
+        raise _missing("made by flash_attn_metadata of fag", "one without identity words")
+    for name in ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv"):
+        if getattr(head, f"has_{name}"):
+            raise _missing("of a dense problem", f"one made with {name}")
+    numbers = {
+        "N1": head.n1,
+        "N2": head.n2,
+        "S1": head.s1 if grad is None else grad.s1,
+        "S2": head.s2 if grad is None else grad.s2,
+        "win_left": head.win_left if grad is None else grad.win_left,
+        "win_right": head.win_right if grad is None else grad.win_right,
+    }
+    known = [number for number in numbers.values() if number is not None]
+    if len(known) < len(numbers):
+        unknown = next(name for name, number in numbers.items() if number is None)
+        raise _missing("of a problem with numbers below 32768", f"one with a larger {unknown}")
+    n1, n2, s1, s2, left, right = known
+    return AttentionProblem.from_metadata_args(
+        n1,
+        n2,
+        head.d,
+        head_dim_v=head.dv,
+        batch_size=head.b,
+        max_seqlen_q=s1,
+        max_seqlen_kv=s2,
+        mask_mode=head.mask_mode,
+        win_left=left,
+        win_right=right,
+        layout_q=head.layout,
+        op="balance",
+    )
+
+
+def _missing(rule: str, got: str) -> InvalidProblemError:
+    text = message("balance", "metadata", f"must be {rule} when problem is None", got, remedy="Pass problem=")
+    return InvalidProblemError(text)
+
+
 def forward_load(split: ForwardSplit, problem: AttentionProblem) -> Load:
     """Load of every cube core in a forward split, over all its sections."""
     blocks = ForwardBlocks(problem, BlockSize(split.m, split.k))
     areas = ForwardAreas(blocks)
-    entries = np.arange(blocks.num_entries)
+    cores = split.fa.shape[1]
+    perfect = in_order = -(-areas.total // cores)
     if int(blocks.head_blocks.sum()) <= _MOST_LISTED:
-        parts = areas.parts_of(areas.rows_of(entries), 1)
+        parts = areas.parts_of(areas.rows_of(np.arange(blocks.num_entries)), 1)
         counts = np.full(len(parts.area), blocks.heads_per_entry, np.int64)
-        perfect = perfect_split_bound(parts.area, counts, split.fa.shape[1])
-    else:
-        perfect = -(-areas.total // split.fa.shape[1])
+        in_order = perfect = perfect_split_bound(parts.area, counts, cores)
+        if blocks.num_entries == 1:
+            in_order = _lightest_of_equal(parts.area, blocks.num_heads, cores)
+        elif blocks.num_blocks <= _MOST_SEARCHED:
+            in_order = _lightest(areas.items(1).area, cores)
     words = split.fa.astype(np.int64)
     is_used = words[..., 3:6].any(axis=2)
     start, end = words[is_used, 0:3].T, words[is_used, 3:6].T
     tiles, area = np.zeros(is_used.shape, np.int64), np.zeros(is_used.shape, np.int64)
     tiles[is_used] = blocks.blocks_at(*end) - blocks.blocks_at(*start)
     area[is_used] = areas.before(*end) - areas.before(*start)
-    return Load(tiles.sum(axis=0), area.sum(axis=0), perfect)
+    return Load(tiles.sum(axis=0), area.sum(axis=0), perfect, in_order)
 
 
 def grad_load(split: GradSplit, problem: AttentionProblem, cores: int) -> Load:
@@ -152,8 +242,23 @@ def grad_load(split: GradSplit, problem: AttentionProblem, cores: int) -> Load:
         return np.where(tile < grid.total_tiles, result, before[-1])
 
     tiles[:used] = count(end) - count(start)
-    perfect = perfect_split_bound(visible.area, grid.heads[visible.group], cores)
-    return Load(tiles, area, perfect)
+    in_order = perfect = perfect_split_bound(visible.area, grid.heads[visible.group], cores)
+    if len(grid.heads) == 1:
+        in_order = _lightest_of_equal(visible.area, int(grid.heads[0]), cores)
+    elif int(before[-1]) <= _MOST_SEARCHED:
+        in_order = _lightest(TileRow(grid).sums, cores)
+    return Load(tiles, area, perfect, in_order)
+
+
+def _lightest(sums: Int64Array, cores: int) -> int:
+    """The lightest heaviest range of tiles, given the running sum of their areas."""
+    cuts = min_max_cuts(sums, cores)
+    return int(np.diff(sums[cuts]).max(initial=0))
+
+
+def _lightest_of_equal(area: Int64Array, heads: int, cores: int) -> int:
+    """The same for equal heads, given the areas of the tiles of one."""
+    return cut_equal_rows([0, *area.cumsum().tolist()], heads, cores).heaviest if len(area) * heads else 0
 
 
 def _ratio(heaviest: int, loads: Int64Array) -> float:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from math import gcd
+from operator import sub
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,20 +44,78 @@ def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
     if lower >= upper:
         return cuts
     rows: Sequence[int] = sums.tolist()
+    return np.array(_spread(rows, parts, _lightest(rows, parts, lower, upper)), np.int64)
+
+
+class EqualRowsCuts(NamedTuple):
+    """Where the parts of equal rows begin: row and item, (parts,) each; and the heaviest part. An empty part
+    begins where the next one does, the last at item 0 of the row behind all.
+    """
+
+    row: Int64Array
+    item: Int64Array
+    heaviest: int
+
+
+def cut_equal_rows(sums: Sequence[int], rows: int, parts: int) -> EqualRowsCuts:
+    """The lightest heaviest part of `rows` equal rows, one after the other, in at most that many parts.
+
+    `sums` of one row ascend from 0 to at least 1; items may weigh nothing. Rows repeat, and so do the cuts if
+    no others are better: then only the rows of one period are searched.
+    """
+    total, items = sums[-1], len(sums) - 1
+    parts = min(parts, rows * items)
+    periods = gcd(rows, parts)
+    widest = max(map(sub, sums[1:], sums))
+    mean = -(-total * rows // parts)
+    cuts, heaviest = _cut_rows(sums, rows // periods, parts // periods, widest)
+    if periods > 1 and heaviest > max(mean, widest) and _can_cut_rows(sums, rows, parts, heaviest - 1):
+        periods = 1
+        cuts, heaviest = _cut_rows(sums, rows, parts, widest)
+    row, item = np.divmod(cuts, items)
+    if periods > 1:
+        row = (np.arange(0, rows, rows // periods)[:, None] + row).ravel()
+        item = np.concatenate([item] * periods)
+    return EqualRowsCuts(row, item, heaviest)
+
+
+def _cut_rows(sums: Sequence[int], rows: int, parts: int, widest: int) -> tuple[list[int], int]:
+    total = sums[-1]
+    lists = [*sums] if rows == 1 else [row * total + each for row in range(rows) for each in sums[:-1]]
+    if rows > 1:
+        lists.append(rows * total)
+    lower = max(-(-rows * total // parts), widest)
+    heaviest = _lightest(lists, parts, lower, lower + widest)
+    return _spread(lists, parts, heaviest)[:-1], heaviest
+
+
+def _can_cut_rows(sums: Sequence[int], rows: int, parts: int, limit: int) -> bool:
+    """Whether equal rows can be cut so that the heaviest part is within a limit, at least any item."""
+    total = sums[-1]
+    rest, before = rows * total, 0  # not in a part yet; in front of that in its row
+    for left in range(parts, 0, -1):
+        if rest > limit * left:
+            return False
+        if rest <= limit:
+            break
+        inside = (before + limit) % total
+        behind = sums[bisect_right(sums, inside) - 1]
+        rest -= limit - (inside - behind)
+        before = behind
+    return True
+
+
+def _lightest(sums: Sequence[int], parts: int, lower: int, upper: int) -> int:
+    """The lightest heaviest part; `upper` can be kept, less than `lower` cannot."""
     probe = lower
     while lower < upper:
-        feasible, limit = _probe(rows, parts, probe)
+        feasible, limit = _probe(sums, parts, probe)
         if feasible:
             upper = limit
         else:
             lower = limit
         probe = (lower + upper) // 2
-    return _spread(rows, parts, upper)
-
-
-def can_cut(sums: Int64Array, parts: int, limit: int) -> bool:
-    """Whether the heaviest part can be kept within a limit."""
-    return int((sums[1:] - sums[:-1]).max(initial=0)) <= limit and _probe(sums.tolist(), parts, limit)[0]
+    return upper
 
 
 def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
@@ -80,7 +141,7 @@ def _probe(sums: Sequence[int], parts: int, limit: int) -> tuple[bool, int]:
     return False, next_limit
 
 
-def _spread(sums: Sequence[int], parts: int, limit: int) -> Int64Array:
+def _spread(sums: Sequence[int], parts: int, limit: int) -> list[int]:
     """Cuts nearest to equal shares of what remains, among all cuts whose parts stay within the limit."""
     last = len(sums) - 1
     # a part may not start before `earliest`, or the parts behind it cannot take the rest
@@ -102,4 +163,4 @@ def _spread(sums: Sequence[int], parts: int, limit: int) -> Int64Array:
         cuts.append(stop)
         start = stop
     cuts.append(last)
-    return np.array(cuts, np.int64)
+    return cuts

@@ -321,7 +321,7 @@ class AttentionProblem:
         if d_k != d:
             raise problem_error(op, "k", "must have the head dim D of q", f"D={d_k}", q=f"D={d}")
         rules.check_head_dims(op, ("q", "v"), d, dv)
-        rules.check_shape(op, "v", v, (*k.shape[:-1], dv), "that of k up to Dv")
+        rules.check_shape(op, "v", v, (*k.shape[:-1], dv), f"({', '.join(layout.value[:-1])}, Dv)")
         rules.check_heads(op, ("N1", "N2"), n1, n2)
         mode = MaskMode.parse(op, mask_mode)
         left, right = rules.check_windows(op, mode, win_left, win_right)

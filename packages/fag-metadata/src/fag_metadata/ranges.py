@@ -6,7 +6,7 @@ functions broadcast like NumPy ufuncs, work in int64 and never loop over rows or
 
 from __future__ import annotations
 
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -69,20 +69,22 @@ def pairs_up_to(
 ) -> Int64Array:
     """Number of pairs (i, j) of a rectangle with ``j - i <= diagonal``: a sum of a clipped linear ramp.
 
-    int64, of the broadcast shape; exact for positions and diagonals within +-2**31.
+    Of the broadcast shape, an int of ints; exact for positions and diagonals within +-2**31.
     """
-    shift = np.subtract(diagonal, key_start, dtype=np.int64)
-    behind, before = row_stop + shift, row_start + shift
-    width = np.subtract(key_stop, key_start, dtype=np.int64)
-    # 0 + 1 + ... + n of four n at once; unsigned, because n * (n + 1) may reach 2**64
-    n = np.empty((4, *np.broadcast(behind, before, width).shape), np.int64)
-    n[0], n[1], n[2], n[3] = behind, before, behind - width, before - width
-    np.maximum(n, 0, out=n)
-    sums = n.view(np.uint64)
+    behind, before = row_stop + diagonal - key_start, row_start + diagonal - key_start
+    width = key_stop - key_start
+    pairs: Int64Array = _ramp(behind) - _ramp(before) - _ramp(behind - width) + _ramp(before - width)
+    return pairs
+
+
+def _ramp(n: IntLike) -> Any:
+    """0 + 1 + ... + n, and 0 for a negative n."""
+    if isinstance(n, int):
+        return n * (n + 1) // 2 if n > 0 else 0
+    sums = np.maximum(n, 0).view(np.uint64)  # n * (n + 1) may reach 2**64
     sums *= sums + np.uint64(1)
     sums >>= np.uint64(1)
-    pairs: Int64Array = n[0] - n[1] - n[2] + n[3]
-    return pairs
+    return sums.view(np.int64)
 
 
 def visible_area(
@@ -102,3 +104,21 @@ def visible_area(
     area = pairs_up_to(high, row_start, row_stop, key_start, key_stop)
     area = area - pairs_up_to(low - 1, row_start, row_stop, key_start, key_stop)
     return np.where(high >= low, area, 0)
+
+
+def masked_area(
+    mode: int,
+    first: IntLike,
+    last: IntLike,
+    row_start: IntLike,
+    row_stop: IntLike,
+    key_start: IntLike,
+    key_stop: IntLike,
+) -> Int64Array:
+    """visible_area with no more work than the mask asks for."""
+    if mode == _CAUSAL:
+        return pairs_up_to(last, row_start, row_stop, key_start, key_stop)
+    if mode == _SLIDING_WINDOW:
+        return visible_area(row_start, row_stop, key_start, key_stop, first, last)
+    full: Int64Array = np.multiply(row_stop - row_start, key_stop - key_start, dtype=np.int64)
+    return full

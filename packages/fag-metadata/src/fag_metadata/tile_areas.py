@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from .layout import TILE
 from .problem import AttentionProblem
-from .ranges import band, pairs_up_to, visible_area, visible_rows
-from .terms import MaskMode
+from .ranges import band, masked_area, visible_rows
 
 Int64Array = NDArray[np.int64]
 
@@ -77,14 +76,10 @@ class TileGrid:
         key_start: int | Int64Array,
         key_stop: int | Int64Array,
     ) -> Int64Array:
-        """Returns the visible pairs of rectangles of one head of each group; see ranges.visible_area."""
-        if self._mask_mode is MaskMode.NO_MASK:
-            full: Int64Array = np.multiply(row_stop - row_start, key_stop - key_start, dtype=np.int64)
-            return full
-        last = self.last[group]
-        if self._mask_mode is MaskMode.CAUSAL:
-            return pairs_up_to(last, row_start, row_stop, key_start, key_stop)
-        return visible_area(row_start, row_stop, key_start, key_stop, self.first[group], last)
+        """Returns the visible pairs of rectangles of one head of each group; see ranges.masked_area."""
+        return masked_area(
+            self._mask_mode, self.first[group], self.last[group], row_start, row_stop, key_start, key_stop
+        )
 
     def area_before(self, tile: Int64Array) -> Int64Array:
         """Returns the visible pairs in front of each tile number, any shape; total_tiles is valid."""

@@ -13,6 +13,7 @@ from .layout import (
     CANN_CUBE_SLOTS,
     FORMAT_VERSION,
     HEAD_WORDS,
+    IDENTITY,
     LAYOUT_CODES,
     MAGIC,
     ROW_WORDS,
@@ -228,37 +229,19 @@ def _unpack_identity(words: Int32Array) -> Identity | None:
             raise _error(f"must have magic {MAGIC:#x}, or zeros in words 8..15", hex(bits & 0xFFFFFFFF))
         return None
 
-    def get(name: str) -> int:
-        return field(bits, name)
-
-    if get("format_version") != FORMAT_VERSION:
-        raise _error(f"must have format version {FORMAT_VERSION}", get("format_version"))
+    values: dict[str, Any] = {place.name: field(bits, place.name) for place in IDENTITY}
+    if values["format_version"] != FORMAT_VERSION:
+        raise _error(f"must have format version {FORMAT_VERSION}", values["format_version"])
     try:
-        route, mask_mode = Route(get("route")), MaskMode(get("mask_mode"))
-        layout = Layout(LAYOUT_CODES[get("layout")])
+        values["layout"] = Layout(LAYOUT_CODES[values["layout"]])
+        for name, kind in (("route", Route), ("split", Split), ("mask_mode", MaskMode)):
+            values[name] = kind(values[name])
     except (ValueError, IndexError) as error:
         raise _error("must hold a known route, mask mode and layout", error) from None
-    return Identity(
-        format_version=get("format_version"),
-        route=route,
-        split=Split(get("split")),
-        layout=layout,
-        mask_mode=mask_mode,
-        is_grad=bool(get("is_grad")),
-        has_cu_seqlens_q=bool(get("has_cu_seqlens_q")),
-        has_cu_seqlens_kv=bool(get("has_cu_seqlens_kv")),
-        has_seqused_q=bool(get("has_seqused_q")),
-        has_seqused_kv=bool(get("has_seqused_kv")),
-        n1=unfold16(get("n1")),
-        n2=unfold16(get("n2")),
-        b=get("b"),
-        cube_slots=get("cube_slots"),
-        d=get("d_minus_1") + 1,
-        dv=get("dv_minus_1") + 1,
-        target_id=get("target_id"),
-        s1=unfold16(get("s1")),
-        s2=unfold16(get("s2")),
-        win_left=unfold16(get("win_left")),
-        win_right=unfold16(get("win_right")),
-        crc=bits >> 32 * (HEAD_WORDS - 1 - FIRST_WORD),
-    )
+    for name in values:
+        if name.startswith(("has_", "is_")):
+            values[name] = bool(values[name])
+    for name in ("n1", "n2", "s1", "s2", "win_left", "win_right"):
+        values[name] = unfold16(values[name])
+    d, dv = values.pop("d_minus_1") + 1, values.pop("dv_minus_1") + 1
+    return Identity(**values, d=d, dv=dv, crc=bits >> 32 * (HEAD_WORDS - 1 - FIRST_WORD))
