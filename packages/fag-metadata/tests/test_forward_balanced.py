@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fag_metadata import TARGETS, AttentionProblem, ForwardSplit, Target
-from fag_metadata.forward_areas import ForwardAreas
+from fag_metadata.areas import ForwardAreas
 from fag_metadata.forward_balanced import core_areas, split_forward_balanced
 from fag_metadata.forward_blocks import BlockSize, ForwardBlocks
 from fag_metadata.forward_split import split_forward

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from problems import problems
 
 from fag_metadata import TARGETS, AttentionProblem, GradSplit, Target
+from fag_metadata.areas import TileGrid, TileRow
 from fag_metadata.grad_balanced import split_grad_balanced
 from fag_metadata.grad_split import split_grad
 from fag_metadata.layout import BWD_UNIT_KEYS, TILE
 from fag_metadata.split_check import find_grad_faults
-from fag_metadata.tile_areas import TileGrid, TileRow
 
 T36 = TARGETS["Ascend950PR_9599"]
 CPU = TARGETS["cpu"]

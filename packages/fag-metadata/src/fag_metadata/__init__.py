@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 from .api import flash_attn_metadata, metadata_for
-from .check import Report, check, check_metadata
 from .errors import ContractError, InvalidProblemError, InvalidTypeError, MetadataError, UnsupportedError
+from .identity import Report, check, check_metadata
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
 from .problem import AttentionProblem
 from .targets import TARGETS, Target

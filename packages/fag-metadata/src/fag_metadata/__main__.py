@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from . import __version__
-from .check import Report, check
 from .cli_arguments import (
     Parser,
     add_problem_options,
@@ -27,6 +26,7 @@ from .cli_arguments import (
 )
 from .errors import InvalidTypeError, MetadataError
 from .explain import Explanation, explain
+from .identity import Report, check
 from .layout import Split
 from .loads import balance, problem_of
 from .problem import AttentionProblem

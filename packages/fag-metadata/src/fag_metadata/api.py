@@ -39,7 +39,7 @@ _SPLITS = {"cann": Split.CANN, "balanced": Split.BALANCED}
 _CACHED_TENSORS = 256
 """Mostly 32 KiB each; enough for the layers of a model times a few batches."""
 _MOST_COPIED_BYTES = 1 << 20
-"""flash_attn_metadata keeps no tensor above this: the memory of a second one takes as long as the split."""
+"""flash_attn_metadata keeps no larger tensor: the memory of a copy takes as long as the split."""
 
 
 def flash_attn_metadata(

@@ -1,10 +1,9 @@
 """The balanced forward split: ranges whose heaviest core has as little visible area as possible.
 
-Cuts are between row blocks where that is even enough, else between the parts of row blocks, whose partial
-results are then merged. Ascend targets may cut a row block at any key block, and get a second section where
-one range a core is uneven (_cut_two_sections). Target "cpu" has one section and cuts row blocks only where
-the online softmax starts afresh anyway, at multiples of FWD_UNIT_KEYS keys, so that the split never changes a
-bit of the result; its cuts depend on real lengths only, never on max_seqlen bounds.
+Cuts are between row blocks where that is even enough, else inside them, and partial results are merged.
+Ascend targets may cut at any key block, and get a second section where one range a core is uneven. Target
+"cpu" has one section and cuts row blocks only where the online softmax starts afresh anyway, at multiples of
+FWD_UNIT_KEYS keys, so that the split never changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .forward_areas import ForwardAreas, Items
+from .areas import ForwardAreas, Items
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward

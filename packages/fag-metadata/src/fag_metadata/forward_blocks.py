@@ -222,9 +222,7 @@ class ForwardBlocks:
 
     @cached_property
     def _rows_are_few(self) -> bool:
-        """Whether all row blocks are listed at once: cheaper than one entry after the other, or than counting
-        blocks with closed forms, which take some sixty array operations.
-        """
+        """Whether all row blocks are listed at once, and kept."""
         num_rows = int((-(-self.lengths_q * self.g // self.size.rows)).sum())
         return num_rows <= max(_FEW_ROWS, _FEW_ROWS_PER_ENTRY * self.num_entries)
 
@@ -284,41 +282,15 @@ class ForwardBlocks:
         return first, before
 
     def _count_head_blocks(self) -> Int64Array:
-        rows, keys = self.size
+        """Valid blocks of a head of every entry; of very many row blocks some are listed at a time."""
         if self.mask_mode is MaskMode.NO_MASK or not self.num_entries:
-            counts: Int64Array = (-self.lengths_q * self.g // rows) * (-self.lengths_kv // keys)
+            counts: Int64Array = (-self.lengths_q * self.g // self.size.rows) * (
+                -self.lengths_kv // self.size.keys
+            )
             return counts
         if self._rows_are_few:
-            rows_of_all = self.all_rows()
-            return np.diff(rows_of_all.before[rows_of_all.begin], append=rows_of_all.before[-1])
-        if self.is_bnsd or self.g * keys % rows:
-            return self._count_by_rows()
-        return self._count_closed_form()
-
-    def _count_closed_form(self) -> Int64Array:
-        """Blocks of a head of every entry as sums of floor((row + offset) / period): no array over rows.
-
-        Row block r begins at query r * rows // g and ends at (r * rows + rows - 1) // g. Both key limits are
-        then floors of floors, which merge: floor((r + shift) / period) with period = g * keys / rows.
-        """
-        rows, keys = self.size
-        s1, s2, g = self.lengths_q, self.lengths_kv, self.g
-        period = g * keys // rows
-        ahead, back = self.last_diagonal * g, self.first_diagonal * g
-        num_rows = -(-s1 * g // rows)
-        begin = np.clip(-ahead // rows, 0, num_rows)  # rows in front see no key yet
-        end = np.clip(-((back - s2 * g) // rows), begin, num_rows)  # rows from here on see no key any more
-        full = np.clip(((s2 - 1) * g - ahead) // rows, begin, end)  # rows from here on reach the last key
-        moved = np.clip(-(back // rows), begin, end)  # rows from here on do not start at key 0
-        shift = (ahead + rows - 1) // rows
-        stop_sum = _floor_sum(full + shift, period) - _floor_sum(begin + shift, period)
-        shift = back // rows
-        first_sum = _floor_sum(end + shift, period) - _floor_sum(moved + shift, period)
-        count = end - begin + stop_sum + (end - full) * ((s2 - 1) // keys) - first_sum
-        return np.where((s1 > 0) & (s2 > 0), count, 0)
-
-    def _count_by_rows(self) -> Int64Array:
-        """The same by looking at every row block of every distinct pair of lengths, some at a time."""
+            rows = self.all_rows()
+            return np.diff(rows.before[rows.begin], append=rows.before[-1])
         pairs = self.lengths_q << 32 | self.lengths_kv
         _, index, inverse = np.unique(pairs, return_index=True, return_inverse=True)
         ends = np.cumsum(-(-self.lengths_q[index] * self.g // self.size.rows))
@@ -336,10 +308,3 @@ class ForwardBlocks:
 
 def _all_equal(values: Int64Array) -> bool:
     return bool((values == values[0]).all())
-
-
-def _floor_sum(stop: Int64Array, period: int) -> Int64Array:
-    """Sum of t // period for t in range(stop); differences are right for negative `stop` too."""
-    quotient = stop // period
-    result: Int64Array = period * (quotient * (quotient - 1) // 2) + quotient * (stop - quotient * period)
-    return result

@@ -8,7 +8,7 @@ greedy loops (heads, rows, blocks) are searches in running sums; loops run over 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -124,19 +124,31 @@ def _cut_heads(blocks: ForwardBlocks, head_bytes: Int64Array) -> list[int]:
     return [*ends, blocks.num_heads]
 
 
+class _Sections(NamedTuple):
+    """Of every section: first head, blocks of the problem up to its end, its blocks, the cores that get some,
+    and the blocks of a core from which on rows are cut and merged.
+    """
+
+    head: Int64Array
+    stop: Int64Array
+    total: Int64Array
+    used: Int64Array
+    heaviest: Int64Array
+
+
 def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts:
     """Cuts the blocks of every section, with merging where CANN would merge (steps F5, F7, F8)."""
     if len(ends) == 1:
         return _cut_one_section(blocks, ends, num_cores)
     section_ends = np.array(ends, np.int64)
-    heads = np.append(0, section_ends[:-1])
     stop = blocks.before_head(section_ends)
     total = np.diff(stop, prepend=0)
     used = np.minimum(total, num_cores)
     heaviest = -(-total // np.maximum(used, 1)) + _MIN_MERGE_GAIN_BLOCKS
+    sections = _Sections(np.append(0, section_ends[:-1]), stop, total, used, heaviest)
     is_many = len(ends) > _FEW_SECTIONS and blocks.num_entries > 1 and int(used.min()) == num_cores
     cut = _cut_rows_together if is_many else _cut_rows_one_by_one
-    done, stays, count, is_heavy = cut(blocks, heads, stop, total, used, heaviest, num_cores)
+    done, stays, count, is_heavy = cut(blocks, sections, num_cores)
     merged = is_heavy.nonzero()[0]
     if merged.size:
         count[merged] = used[merged]
@@ -242,17 +254,12 @@ def _cut_rows(
 
 
 def _cut_rows_one_by_one(
-    blocks: ForwardBlocks,
-    heads: Int64Array,
-    stop: Int64Array,
-    total: Int64Array,
-    used: Int64Array,
-    heaviest: Int64Array,
-    num_cores: int,
+    blocks: ForwardBlocks, sections: _Sections, num_cores: int
 ) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
     """The same for several sections: done and stays, (sections, num_cores) each, the used cores of each, and
-    whether one has more than `heaviest` blocks: then the others mean nothing.
+    whether one is heavier than allowed: then the others mean nothing.
     """
+    heads, stop, total, used, heaviest = sections
     done = np.zeros((len(stop), num_cores), np.int64)
     stays = np.zeros(done.shape, np.bool_)
     count = np.ones_like(stop)
@@ -278,17 +285,12 @@ def _cut_rows_one_by_one(
 
 
 def _cut_rows_together(
-    blocks: ForwardBlocks,
-    heads: Int64Array,
-    stop: Int64Array,
-    total: Int64Array,
-    used: Int64Array,
-    heaviest: Int64Array,
-    num_cores: int,
+    blocks: ForwardBlocks, sections: _Sections, num_cores: int
 ) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
     """The same, all sections at once: for the many sections of a long ragged batch, all of which use all
     cores.
     """
+    heads, stop, total, _, heaviest = sections
     rows = blocks.all_rows()
     row_width = np.diff(rows.before, append=rows.before[-1])  # with one of no blocks behind all
     # Of every entry, and of one behind all: blocks in front, in a head, and in rows of one head in front.

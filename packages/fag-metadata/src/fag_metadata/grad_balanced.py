@@ -1,10 +1,9 @@
 """The balanced backward split: contiguous tile ranges whose heaviest core has as little visible area as
 possible.
 
-For most targets a range may begin at any tile. For target "cpu" ranges begin only where the kernels' sums
-start afresh anyway: dQ of a query is summed within units of 256 keys, and dK, dV of a key within one query
-head; the sums are then added up in a fixed order. So a kv head stays whole, or each of its query heads is cut
-on its own, between units, and results do not depend on the split.
+For target "cpu" ranges begin only where the kernels' sums start afresh anyway, so that results do not depend
+on the split: dQ is summed within units of 256 keys, dK and dV within one query head. So a kv head stays
+whole, or each of its query heads is cut on its own, between units.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .areas import TileGrid, TileRow
 from .arguments import check_int32_count
 from .grad_split import NO_RANGES, CoreRanges, band_tokens, count_tiles, make_grad_split, split_grad
 from .layout import BWD_UNIT_KEYS, TILE, GradSplit, Route, Split
@@ -24,7 +24,6 @@ from .problem import AttentionProblem
 from .ranges import band, masked_area
 from .routes import select_route
 from .targets import CPU_TARGET, Target
-from .tile_areas import TileGrid, TileRow
 
 Int64Array = NDArray[np.int64]
 

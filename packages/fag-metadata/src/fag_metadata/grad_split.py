@@ -1,9 +1,7 @@
 """CANN's backward split, word for word (steps G1 to G11 of the format page), and right answers where CANN has
 none.
 
-Integers only, vectorised over batch entries and key tiles. Where CANN crashes, overruns or overflows (no
-visible tile, a missing bound, more than 36 cores, numbers beyond int32) docs/metadata-differences.md says
-what is returned instead.
+Integers only, vectorised. docs/metadata-differences.md says what is returned where CANN crashes or overflows.
 """
 
 from __future__ import annotations

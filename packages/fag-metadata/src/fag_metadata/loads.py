@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from .areas import ForwardAreas, TileGrid, TileRow
 from .errors import InvalidProblemError, message
-from .forward_areas import ForwardAreas
 from .forward_blocks import BlockSize, ForwardBlocks
 from .layout import ForwardSplit, GradSplit
 from .min_max import cut_equal_rows, min_max_cuts
 from .problem import AttentionProblem
 from .ranges import Int64Array
-from .tile_areas import TileGrid, TileRow
 from .view import Metadata, unpack
 
 _FEW_SIZES = 3
@@ -38,8 +37,7 @@ class Load:
         tiles: Tiles with visible pairs of every core, int64 (cores,).
         area: Visible (query, key) pairs of every core, int64 (cores,).
         perfect: Pairs that the heaviest core has at least, however whole tiles are dealt out.
-        in_order: The same with one range of tiles a core, which is the format's order (a core has one in each
-            section): the lightest there is, found exactly up to two million tiles, or `perfect`.
+        in_order: The same with one range of tiles a core; exact up to two million tiles, else `perfect`.
     """
 
     tiles: Int64Array

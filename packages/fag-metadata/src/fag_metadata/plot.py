@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .areas import ForwardAreas, TileGrid
 from .errors import InvalidProblemError
-from .forward_areas import ForwardAreas
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .layout import ForwardSplit, GradSplit
 from .loads import Load
 from .problem import AttentionProblem
-from .tile_areas import TileGrid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,9 +1,8 @@
 """The route table: which kernel template a problem is split for, decided once.
 
-Rows are asked from top to bottom; the first that can and is wanted wins, and the last always can and is
-wanted. "Can" is what a kernel is able to do; "want" is a measured preference and may be retuned alone. The
-conditions are those of CANN's host tiling with its splitter's own folded in (no sequence of length 0, no
-seqused for multi-block), so that the two sides of CANN can no longer disagree.
+From top to bottom the first row that can and is wanted wins; the last always does. "Can" is what a kernel is
+able to do; "want" is a measured preference and may be retuned alone. The conditions are those of CANN's host
+tiling and of its splitter together, which can no longer disagree.
 """
 
 from __future__ import annotations

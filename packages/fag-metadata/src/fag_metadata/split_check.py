@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .areas import TileGrid
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import BoolArray
 from .layout import TILE, ForwardSplit, GradSplit, Int32Array, LayoutWord
 from .problem import AttentionProblem
 from .terms import Layout
-from .tile_areas import TileGrid
 
 _MOST_FINDINGS = 8
 """Of one kind; a corrupt tensor has thousands."""

@@ -133,12 +133,3 @@ def find_target(op: str, target: str | Target) -> Target:
             remedy="Pass Target(name=..., cube_cores=..., vector_cores=...) for any other machine",
         )
     return found
-
-
-__all__ = [
-    "CPU_TARGET",
-    "DEFAULT_TARGET",
-    "TARGETS",
-    "Target",
-    "find_target",
-]

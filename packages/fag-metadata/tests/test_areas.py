@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from problems import problems
 
 from fag_metadata import AttentionProblem, MaskMode
-from fag_metadata.tile_areas import TileGrid, TileRow
+from fag_metadata.areas import TileGrid, TileRow
 
 
 def count_tiles(problem: AttentionProblem, o1: int | None = None, o2: int | None = None) -> list[int]:
