@@ -69,7 +69,10 @@ def _subtitle(figure: Figure, run: Document, title: str) -> None:
 
 
 def _label(ax: Axes, x: float, y: float, text: str) -> None:
-    ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    ax.annotate(
+        text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
