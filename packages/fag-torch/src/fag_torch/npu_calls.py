@@ -276,10 +276,10 @@ class _Aclnn:
         own = mask = None
         if tensors["metadata"] is None:
             own = kept.get(self._metadata.key, self._metadata.make, stream)
-            arguments["metadata"] = _ref(own.tensor)
+            arguments["metadata"] = self._ref("metadata", own.tensor)
         if self._needs_mask:
             mask = kept.get("attn_mask", _attn_mask, stream)
-            arguments["attn_mask"] = _ref(mask.tensor)
+            arguments["attn_mask"] = self._ref("attn_mask", mask.tensor)
         prepare = cann.prepare_grad if self._is_backward else cann.prepare_forward
         call = prepare(arguments, **self._scalars)
         workspace = torch.empty(call.workspace_bytes, dtype=torch.uint8, device=device)

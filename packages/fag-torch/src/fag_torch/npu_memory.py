@@ -138,21 +138,33 @@ def constants(device: torch.device) -> Constants:
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
     """A new tensor on a device with the contents of an array, on the current stream, without waiting for it.
 
-    Pinned memory goes back to torch_npu's host allocator, which keeps it until the copy is done.
+    Pinned memory goes back to torch_npu's host allocator, which keeps it until the copy is done. Where there
+    is none left, the copy waits.
     """
-    source = torch.empty(array.shape, dtype=_TORCH_TYPES[array.dtype.str], pin_memory=True)
+    source, is_pinned = _staging(array.shape, _TORCH_TYPES[array.dtype.str])
     source.numpy()[...] = array
-    return source.to(device, non_blocking=True)
+    return source.to(device, non_blocking=is_pinned)
 
 
 def download(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of int32 tensors of one device on the host, contiguous; one wait for the current stream."""
-    copies = [
-        torch.empty(tensor.shape, dtype=torch.int32, pin_memory=True).copy_(tensor, non_blocking=True)
-        for tensor in tensors
-    ]
+    copies = []
+    for tensor in tensors:
+        copy, is_pinned = _staging(tensor.shape, torch.int32)
+        copies.append(copy.copy_(tensor, non_blocking=is_pinned))
     backend().current_stream(tensors[0].device).synchronize()
     return [copy.clone() for copy in copies]  # out of pinned memory, which is scarce
+
+
+def _staging(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Memory on the host to copy from or to, and whether it is pinned.
+
+    Where torch_npu gets no pinned memory it gives a tensor without any, and says nothing.
+    """
+    pinned = torch.empty(shape, dtype=dtype, pin_memory=True)
+    if pinned.data_ptr() or not pinned.numel():
+        return pinned, True
+    return torch.empty(shape, dtype=dtype), False
 
 
 _TORCH_TYPES: Final = {
