@@ -111,8 +111,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.worse = self.better = self.total = 0
-        # least tiles a core -> problems, above the bound, of these above 1.05 x a perfect split, their worst
-        self.bounds: dict[int, list[float]] = {8: [0, 0, 0, 0.0], 2: [0, 0, 0, 0.0]}
+        # least tiles a core -> problems, above the bound, of these above 1.05 x a perfect split, their worst,
+        # and how many of them one range a core could do lighter
+        self.bounds: dict[int, list[float]] = {8: [0, 0, 0, 0.0, 0], 2: [0, 0, 0, 0.0, 0]}
 
     def add(self, cann: Load, ours: Load) -> None:
         if not ours.area.any():
@@ -130,6 +131,7 @@ class Tally:
                     if ours.area.max() > 1.05 * ours.perfect:
                         row[2] += 1
                         row[3] = max(row[3], ours.max_over_mean)
+                        row[4] += int(ours.area.max() > ours.in_order)
                 break
 
     def print(self, name: str) -> None:
@@ -139,7 +141,8 @@ class Tally:
         for (least, row), bound in zip(self.bounds.items(), (1.05, 1.25), strict=True):
             print(
                 f"  at least {least} tiles a core: {row[0]}; above {bound}: {row[1]}; "
-                f"above 1.05 x a perfect split too: {row[2]}, the worst {row[3]:.2f}"
+                f"above 1.05 x a perfect split too: {row[2]}, the worst {row[3]:.2f}, "
+                f"heavier than the lightest with one range a core: {row[4]}"
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,15 @@ class Positions(NamedTuple):
 
 
 class ForwardBlocks:
-    """Valid base blocks of a problem, entry by entry; heads_per_entry is n2, or b * n2 where there is one."""
+    """Valid base blocks of a problem, entry by entry; heads_per_entry is n2, or b * n2 where there is one.
+
+    head_blocks are those of a head of every entry, blocks_before those in front of every entry, one number
+    more than entries, num_blocks all.
+    """
+
+    head_blocks: Int64Array
+    blocks_before: Int64Array
+    num_blocks: int
 
     def __init__(self, problem: AttentionProblem, size: BlockSize) -> None:
         b = problem.b
@@ -81,26 +89,20 @@ class ForwardBlocks:
         self._all_rows: RowBlocks | None = None
         self._rows_before: dict[int, Sequence[int]] = {}
 
-    @cached_property
-    def head_blocks(self) -> Int64Array:
-        """Valid blocks of a head of every entry."""
-        return self.all_rows().before[-1:] if self.num_entries == 1 else self._count_head_blocks()
-
-    @cached_property
-    def blocks_before(self) -> Int64Array:
-        """Valid blocks in front of every entry, one number more than entries."""
+    def __getattr__(self, name: str) -> Any:
+        """Counts the blocks when the first of these three is asked for; cached_property takes longer."""
+        if name not in ("head_blocks", "blocks_before", "num_blocks"):
+            raise AttributeError(name)
         if self.num_entries == 1:
-            return np.array((0, self.num_blocks))
-        before = np.zeros(self.num_entries + 1, np.int64)
-        np.add.accumulate(self.head_blocks * self.heads_per_entry, out=before[1:])
-        return before
-
-    @cached_property
-    def num_blocks(self) -> int:
-        """Valid blocks of all heads."""
-        if self.num_entries == 1:
-            return int(self.head_blocks[0]) * self.heads_per_entry
-        return int(self.blocks_before[-1])
+            self.head_blocks = self.all_rows().before[-1:]
+            self.num_blocks = int(self.head_blocks[0]) * self.heads_per_entry
+            self.blocks_before = np.array((0, self.num_blocks))
+        else:
+            self.head_blocks = self._count_head_blocks()
+            self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
+            np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
+            self.num_blocks = int(self.blocks_before[-1])
+        return self.__dict__[name]
 
     @cached_property
     def _band(self) -> tuple[Int64Array, Int64Array]:
@@ -249,7 +251,7 @@ class ForwardBlocks:
         each (step F3): with as few array operations as there can be.
         """
         rows, keys = self.size
-        first, before = np.broadcast_to(_ZERO, low.shape), np.zeros(len(low) + 1, np.int64)
+        first, before = np.zeros(len(low), np.int64), np.zeros(len(low) + 1, np.int64)
         if self.mask_mode is MaskMode.NO_MASK:
             np.add.accumulate(first + -(-s2 // keys), out=before[1:])
             return first, before

@@ -48,8 +48,8 @@ def cann_block_size(problem: AttentionProblem, ratio: int) -> BlockSize:
 
     Bounds count here, never real lengths.
     """
-    q = INT32_MAX if problem.given_s1 == -1 else problem.given_s1
-    kv = INT32_MAX if problem.given_s2 == -1 else problem.given_s2
+    q, kv = problem.given_s1, problem.given_s2
+    q, kv = INT32_MAX if q == -1 else q, INT32_MAX if kv == -1 else kv
     left = _OPEN_WINDOW if problem.win_left == -1 else problem.win_left
     right = _OPEN_WINDOW if problem.win_right == -1 else problem.win_right
     if problem.mask_mode == MaskMode.NO_MASK:

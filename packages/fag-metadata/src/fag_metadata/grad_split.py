@@ -152,10 +152,11 @@ def make_grad_split(
     """Fills a GradSplit from the ranges of the used cores (step G11)."""
     used = ranges.used
     tiles = int(ranges.end[used - 1]) if used else 0
-    b, n1 = problem.b, problem.n1
-    check_int32_count(_OP, "the number of backward tiles", tiles, B=b, N1=n1)
-    check_int32_count(_OP, "the number of dQ rows", rows[0], B=b, S1=counts.s1, N1=n1)
-    check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=b, S2=counts.s2, N2=problem.n2)
+    if tiles > INT32_MAX or max(rows) > INT32_MAX:
+        b, n1 = problem.b, problem.n1
+        check_int32_count(_OP, "the number of backward tiles", tiles, B=b, N1=n1)
+        check_int32_count(_OP, "the number of dQ rows", rows[0], B=b, S1=counts.s1, N1=n1)
+        check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=b, S2=counts.s2, N2=problem.n2)
     split = GradSplit(cube_slots(target.cube_cores))
     split.start[:used], split.end[:used] = ranges.start, ranges.end
     if problem.is_variable:

@@ -103,8 +103,8 @@ def problem_identity(problem: AttentionProblem) -> ProblemIdentity:
     lists = (problem.cu_seqlens_q, problem.cu_seqlens_kv, problem.seqused_q, problem.seqused_kv)
     s1 = 0 if problem.has_lengths_q else problem.s1
     s2 = 0 if problem.has_lengths_kv else problem.s2
-    layout = LAYOUT_CODES.index(problem.layout.value)
-    present = [int(list_ is not None) for list_ in lists]
+    layout = LAYOUT_CODES.index(problem.layout)
+    present = [list_ is not None for list_ in lists]
     sizes = (problem.n1, problem.n2, problem.b, problem.d, problem.dv, s1, s2)
     windows = (problem.win_left, problem.win_right)
     crc = crc32(pack_bytes("<15q", layout, problem.mask_mode, *present, *sizes, *windows))

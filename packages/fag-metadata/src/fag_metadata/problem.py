@@ -97,7 +97,7 @@ class AttentionProblem:
             return True
         return isinstance(other, AttentionProblem) and self._hash == other._hash and self._key == other._key
 
-    @cached_property
+    @property
     def g(self) -> int:
         """Query heads per key-value head."""
         return self.n1 // self.n2
@@ -140,7 +140,7 @@ class AttentionProblem:
         lq, lk = self.lengths_q, self.lengths_kv
         return bool((lq == lq[0]).all() and (lk == lk[0]).all())
 
-    @cached_property
+    @property
     def is_variable(self) -> bool:
         """Whether entries are split by their own lengths: TND or seqused, but not uniform TND (rule G4)."""
         if self.layout is Layout.TND:
@@ -211,13 +211,14 @@ class AttentionProblem:
             raise problem_error(
                 op, "layout_kv", "must equal layout_q when is_grad_enabled", layout_kv, layout_q=layout
             )
-        rules.check_layouts(
-            op,
-            layout,
-            layout if layout_kv is None or is_paged else layout_kv,
-            layout if layout_out is None else layout_out,
-            is_grad=False,
-        )
+        if layout_kv is not None or layout_out is not None:
+            rules.check_layouts(
+                op,
+                layout,
+                layout if layout_kv is None or is_paged else layout_kv,
+                layout if layout_out is None else layout_out,
+                is_grad=False,
+            )
         n1 = rules.parse_int(op, "num_heads_q", num_heads_q, 1, INT32_MAX)
         n2 = rules.parse_int(op, "num_heads_kv", num_heads_kv, 1, INT32_MAX)
         rules.check_heads(op, ("num_heads_q", "num_heads_kv"), n1, n2)
