@@ -91,6 +91,7 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
                  const TileBuffers& buffers) {
     const Products& ops = shape.products;
     const int padded_keys = keys.padded_keys();
+    Ahead ahead = Ahead::rows;  // with the first panel: the row tile comes from afar, with the others it is near
     if (buffers.residual != nullptr) std::fill(buffers.residual, buffers.residual + rows.num_rows + 1, 0.0f);
     for (int key = 0; key < padded_keys; key += ops.panel) {
         const int width = std::min(ops.panel, padded_keys - key);
@@ -104,10 +105,10 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
         const int num_rows = seen.end - row_begin;
         ops.gemm({rows.q + static_cast<std::int64_t>(row_begin) * shape.d.row_words, shape.d.row_words,
                   keys.k_cols + static_cast<std::int64_t>(key) * shape.d.row_words, buffers.s, width, num_rows, width,
-                  shape.d.words, Merge::replace});
+                  shape.d.words, Merge::replace, ahead});
         ops.gemm({rows.dout + static_cast<std::int64_t>(row_begin) * shape.dv.row_words, shape.dv.row_words,
                   keys.v_cols + static_cast<std::int64_t>(key) * shape.dv.row_words, buffers.dp, width, num_rows,
-                  width, shape.dv.words, Merge::replace});
+                  width, shape.dv.words, Merge::replace, ahead});
         ops.softmax_grad({buffers.s, buffers.dp, rows.num_rows, row_begin, row_end, key, width, visible, rows.lse,
                           rows.shift, shape.scale, buffers.p, buffers.ds, buffers.ds_rows, shape.words_along_keys(),
                           buffers.residual});
@@ -122,9 +123,10 @@ void add_to_keys(const TileShape& shape, const RowTile& rows, KeyTile& keys, con
         float* dv_t = keys.dv_t + static_cast<std::int64_t>(key) * shape.dv.padded_cols;
         float* dk_t = keys.dk_t + static_cast<std::int64_t>(key) * shape.d.padded_cols;
         ops.gemm({rows.dout_t + word_begin, shape.words_along_rows(), buffers.p + b_offset, dv_t, width, shape.dv.cols,
-                  width, num_words, merge});
+                  width, num_words, merge, ahead});
         ops.gemm({rows.q_t + word_begin, shape.words_along_rows(), buffers.ds + b_offset, dk_t, width, shape.d.cols, width,
-                  num_words, merge});
+                  num_words, merge, ahead});
+        ahead = Ahead::nothing;
         if (!rows.dout_is_finite) {
             add_not_finite_rows(shape, rows.dout_rows, shape.dv.cols, {row_begin, seen.end}, {key, width}, visible,
                                 buffers.p, dv_t);
@@ -144,7 +146,7 @@ void add_to_queries(const TileShape& shape, const RowTile& rows, const KeyTile& 
                             shape.words_along_keys(), ops.panel, buffers.dq_start, shape.d.padded_cols});
     }
     add_reduced_keys(shape, {buffers.ds_rows, rows.num_rows, keys.num_keys, visible}, keys.k_reduced, shape.d, dq, merge,
-                     buffers.dq_start);
+                     Ahead::nothing, buffers.dq_start);
     if (!keys.k_is_finite) {
         add_not_finite_keys(shape, rows.num_rows, keys.k_rows, keys.num_keys, shape.d, visible, buffers.ds_rows, dq);
     }

@@ -158,8 +158,8 @@ void BackwardWorker::store_keys(const float* gradient_t, const Layout2D& width, 
             std::fill(rows, rows + panel_keys * cols, 0.0f);
         }
     }
-    shape_.isa.store_rows[static_cast<int>(shape_.dtype)](transposed_, cols, keys_.num_keys, width.cols, scale, out.base,
-                                                          out.stride_bytes);
+    shape_.isa.store_rows[static_cast<int>(shape_.dtype)](transposed_, cols, keys_.num_keys, width.cols, &scale, 0,
+                                                          out.base, out.stride_bytes);
 }
 
 }  // namespace fag::cpu

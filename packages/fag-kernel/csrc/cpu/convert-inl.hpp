@@ -10,30 +10,43 @@ static inline const char* element(const void* base, std::int64_t stride_bytes, i
     return static_cast<const char*>(base) + row * stride_bytes + col * kDTypeBytes[static_cast<int>(type)];
 }
 
-/// Rows widened to float32, zeros up to a multiple of kAlign. x * 0 is 0 unless x is not finite: that sums up the check.
+/// Rows widened to float32, zeros up to a multiple of kAlign. x * 0 is 0 unless x is not finite: that sums up the check,
+/// in chains enough to hide the latency of the addition.
 template <DType type>
 static bool pack_f32(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst, std::int64_t ld) {
     using F = Vec::F;
+    constexpr int kChains = 4;
+    const int unrolled = cols / (kChains * Vec::lanes) * (kChains * Vec::lanes);
     const int whole = cols / Vec::lanes * Vec::lanes;
     const int padded = (cols + kAlign - 1) / kAlign * kAlign;
-    F witness = Vec::zero();
+    F witness[kChains];
+    for (F& chain : witness) chain = Vec::zero();
     for (int row = 0; row < rows; ++row) {
         auto* out = reinterpret_cast<float*>(dst) + row * ld;
         int col = 0;
+        for (; col < unrolled; col += kChains * Vec::lanes) {
+#pragma GCC unroll 4
+            for (int i = 0; i < kChains; ++i) {
+                const int at = col + i * Vec::lanes;
+                const F x = Vec::load_as<type>(element<type>(src, stride_bytes, row, at));
+                witness[i] = Vec::fma(x, Vec::zero(), witness[i]);
+                Vec::store(out + at, x);
+            }
+        }
         for (; col < whole; col += Vec::lanes) {
             const F x = Vec::load_as<type>(element<type>(src, stride_bytes, row, col));
-            witness = Vec::fma(x, Vec::zero(), witness);
+            witness[0] = Vec::fma(x, Vec::zero(), witness[0]);
             Vec::store(out + col, x);
         }
         if (col < cols) {
             const F x = Vec::load_part<type>(element<type>(src, stride_bytes, row, col), cols - col);
-            witness = Vec::fma(x, Vec::zero(), witness);
+            witness[0] = Vec::fma(x, Vec::zero(), witness[0]);
             Vec::store(out + col, x);
             col += Vec::lanes;
         }
         for (; col < padded; col += Vec::lanes) Vec::store(out + col, Vec::zero());
     }
-    return Vec::sum(witness) == 0.0f;
+    return Vec::sum((witness[0] + witness[1]) + (witness[2] + witness[3])) == 0.0f;
 }
 
 static void transpose(const Word* src, std::int64_t ld_src, int rows, int cols, Word* dst, std::int64_t ld_dst) {
@@ -67,11 +80,11 @@ static void dot_rows(const void* a, std::int64_t a_stride_bytes, const void* b, 
 }
 
 template <DType type>
-static void store_rows(const float* src, std::int64_t ld, int rows, int cols, float scale, void* dst,
-                       std::int64_t stride_bytes) {
-    const Vec::F factor = Vec::set(scale);
+static void store_rows(const float* src, std::int64_t ld, int rows, int cols, const float* scale,
+                       std::int64_t scale_step, void* dst, std::int64_t stride_bytes) {
     const int whole = cols / Vec::lanes * Vec::lanes;
     for (int row = 0; row < rows; ++row) {
+        const Vec::F factor = Vec::set(scale[row * scale_step]);
         const float* in = src + row * ld;
         char* out = static_cast<char*>(dst) + row * stride_bytes;
         for (int col = 0; col < whole; col += Vec::lanes) {

@@ -56,7 +56,7 @@ private:
 };
 
 /// The same with powers of two: three operations less, but scale * log2(e) and base * log2(e) are rounded, an error of
-/// 2^-23 * |exponent|. For probabilities that become bfloat16 operands that is nothing.
+/// 2^-23 * |exponent|. Where operands and results have 16 bits that is nothing: scores themselves are off by as much.
 class BinaryExp {
 public:
     static constexpr float kUnit = 0x1.62e43p-1f;  ///< ln 2

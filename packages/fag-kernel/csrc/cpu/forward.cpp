@@ -93,6 +93,7 @@ public:
           buffers_(take_step_buffers(arena, shape_)),
           first_(arena.take<std::int32_t>(shape_.tile_rows)),
           last_(arena.take<std::int32_t>(shape_.tile_rows)),
+          factors_(arena.take<float>(shape_.tile_rows)),
           q_(arena.take<Word>(shape_.tile_rows * shape_.d.row_words)),
           unit_(SoftmaxState::at(arena.take<float>(SoftmaxState::num_floats(shape_)), shape_)),
           total_(SoftmaxState::at(arena.take<float>(SoftmaxState::num_floats(shape_)), shape_)),
@@ -126,7 +127,10 @@ private:
             run_shared_unit(span, block, seen, units);
             return;
         }
-        total_.clear(block.num_rows, shape_);
+        if (units.empty()) {
+            std::fill_n(total_.out, block.num_rows * static_cast<std::int64_t>(shape_.dv.padded_cols), 0.0f);
+            total_.clear(block.num_rows);
+        }
         for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
             const SoftmaxState& state = unit == units.begin ? total_ : unit_;
             run_unit(block, seen, unit, state);
@@ -152,12 +156,13 @@ private:
     }
 
     void run_unit(const Block& block, const Interval& seen, std::int64_t unit, const SoftmaxState& state) {
-        state.clear(block.num_rows, shape_);
-        const std::int64_t begin = std::max(seen.begin, unit * kUnitKeys);
-        const std::int64_t end = std::min(seen.end, (unit + 1) * kUnitKeys);
-        for (std::int64_t step = begin / kTile; step < ceil_div(end, kTile); ++step) {
+        state.clear(block.num_rows);
+        const std::int64_t first = std::max(seen.begin, unit * kUnitKeys) / kTile;
+        const std::int64_t end = ceil_div(std::min(seen.end, (unit + 1) * kUnitKeys), kTile);
+        for (std::int64_t step = first; step < end; ++step) {
             const KeyStep& keys = keys_.get(block.b, block.n2, packer_, step);
-            add_step(shape_, q_, block.num_rows, keys, visibility(block, step * kTile, keys.num_keys), buffers_, state);
+            add_step(shape_, q_, block.num_rows, keys, visibility(block, step * kTile, keys.num_keys), buffers_, state,
+                     step == first);
         }
     }
 
@@ -206,15 +211,13 @@ private:
             for (int i = 0; i < count; ++i) {
                 const std::int64_t at = row + i * args.problem.g;
                 const bool sees_keys = !block.band.keys(position + i).empty();
-                const float factor = finish_row(sees_keys, sink, shape_.products.exp_unit * state.row_max[at],
-                                                state.row_sum[at], lse[position + i]);
-                float* out = state.out + at * width;
-                for (std::int64_t c = 0; c < width; ++c) out[c] = sees_keys ? out[c] * factor : 0.0f;
+                factors_[at] = finish_row(sees_keys, sink, shape_.products.exp_unit * state.row_max[at],
+                                          state.row_sum[at], lse[position + i]);
             }
             const Rows out = args.out.rows(args.problem, args.problem.starts_q, args.dtype, block.b, head);
             shape_.isa.store_rows[static_cast<int>(args.dtype)](state.out + row * width, args.problem.g * width, count,
-                                                                shape_.dv.cols, 1.0f, out.row(position),
-                                                                out.stride_bytes);
+                                                                shape_.dv.cols, factors_ + row, args.problem.g,
+                                                                out.row(position), out.stride_bytes);
         });
     }
 
@@ -242,6 +245,7 @@ private:
     StepBuffers buffers_;
     std::int32_t* first_;
     std::int32_t* last_;
+    float* factors_;  ///< of the numerators of a block's rows
     Word* q_;
     SoftmaxState unit_;
     SoftmaxState total_;

@@ -19,8 +19,7 @@ SoftmaxState SoftmaxState::at(float* memory, const TileShape& shape) {
     return {memory, row_max, row_max + shape.tile_rows};
 }
 
-void SoftmaxState::clear(int num_rows, const TileShape& shape) const {
-    std::fill(out, out + static_cast<std::int64_t>(num_rows) * shape.dv.padded_cols, 0.0f);
+void SoftmaxState::clear(int num_rows) const {
     std::fill(row_max, row_max + num_rows, -kInfinity);
     std::fill(row_sum, row_sum + num_rows, 0.0f);
 }
@@ -65,7 +64,7 @@ StepBuffers take_step_buffers(Arena& arena, const TileShape& shape) {
 }
 
 void add_step(const TileShape& shape, const Word* q, int num_rows, const KeyStep& keys, const Visible& visible,
-              const StepBuffers& buffers, const SoftmaxState& state) {
+              const StepBuffers& buffers, const SoftmaxState& state, bool is_first) {
     const Products& ops = shape.products;
     const auto padded_keys = static_cast<int>(round_up(keys.num_keys, kAlign));
     for (int key = 0; key < padded_keys; key += ops.panel) {
@@ -74,13 +73,13 @@ void add_step(const TileShape& shape, const Word* q, int num_rows, const KeyStep
         ops.gemm({q + static_cast<std::int64_t>(seen.begin) * shape.d.row_words, shape.d.row_words,
                   keys.k_cols + static_cast<std::int64_t>(key) * shape.d.row_words,
                   buffers.s + static_cast<std::int64_t>(seen.begin) * padded_keys + key, padded_keys,
-                  seen.end - seen.begin, width, shape.d.words, Merge::replace});
+                  seen.end - seen.begin, width, shape.d.words, Merge::replace, Ahead::panel});
     }
     const std::int64_t distance = shape.words_along_keys();
     ops.softmax_step({buffers.s, num_rows, padded_keys, visible, shape.scale, state.row_max, state.row_sum, state.out,
                       shape.dv.padded_cols, shape.dv.padded_cols, buffers.p, distance});
     add_reduced_keys(shape, {buffers.p, num_rows, keys.num_keys, visible}, keys.v_reduced, shape.dv, state.out,
-                     Merge::continue_);
+                     is_first ? Merge::replace : Merge::continue_, Ahead::panel);
     if (!keys.v_is_finite) {
         add_not_finite_keys(shape, num_rows, keys.v_rows, keys.num_keys, shape.dv, visible, buffers.p, state.out);
     }

@@ -14,8 +14,8 @@ struct SoftmaxState {
 
     static std::int64_t num_floats(const TileShape& shape) { return shape.tile_rows * (shape.dv.padded_cols + 2); }
     static SoftmaxState at(float* memory, const TileShape& shape);
-    /// No key seen yet.
-    void clear(int num_rows, const TileShape& shape) const;
+    /// No key seen yet. The numerator holds anything until the first step has replaced it.
+    void clear(int num_rows) const;
     /// Takes over the keys of `later`, which lie behind those of this state.
     void merge(const SoftmaxState& later, int num_rows, const TileShape& shape) const;
     void copy_from(const SoftmaxState& other, int num_rows, const TileShape& shape) const;
@@ -40,8 +40,9 @@ struct StepBuffers {
 
 StepBuffers take_step_buffers(Arena& arena, const TileShape& shape);
 
-/// Adds the step's keys to the state of rows that `q` holds (packed by Packer::rows).
+/// Adds the step's keys to the state of rows that `q` holds (packed by Packer::rows). Of a state that has seen no key
+/// yet (is_first) the numerator is not read.
 void add_step(const TileShape& shape, const Word* q, int num_rows, const KeyStep& keys, const Visible& visible,
-              const StepBuffers& buffers, const SoftmaxState& state);
+              const StepBuffers& buffers, const SoftmaxState& state, bool is_first);
 
 }  // namespace fag::cpu

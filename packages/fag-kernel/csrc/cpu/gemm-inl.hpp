@@ -28,7 +28,26 @@ static inline void prefetch_c(const float* c, std::int64_t ldc) {
     }
 }
 
-template <class Dot, int rows, int width>
+/// Fetches the panel that follows B, part by part: one before each block of C.
+class NextPanel {
+public:
+    NextPanel(const Gemm& args, int num_blocks)
+        : at_(args.b + args.k * args.n), end_(at_ + args.k * args.n), part_(args.k * args.n / num_blocks + kWords) {}
+    void prefetch_part() {
+        for (const Word* const until = at_ + part_ < end_ ? at_ + part_ : end_; at_ < until; at_ += kWords) {
+            __builtin_prefetch(at_);
+        }
+    }
+
+private:
+    static constexpr int kWords = 16;  ///< in a cache line
+    const Word* at_;
+    const Word* const end_;
+    const int part_;
+};
+
+/// fetch_rows: the rows of A below the block are on their way to the first-level cache while the reduction runs.
+template <class Dot, int rows, int width, bool fetch_rows>
 static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
     using F = Vec::F;
     constexpr int lanes = Vec::lanes;
@@ -56,18 +75,28 @@ static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
     if (args.merge == Merge::add) prefetch_c<rows, width>(c, args.ldc);
     if (args.merge == Merge::continue_) prefetch_c<rows, width>(c + rows * args.ldc, args.ldc);
     const Word* b = args.b;
-    for (int k = 0; k < args.k; ++k) {
-        decltype(Dot::load_b(b)) b_row[width];
-#pragma GCC unroll 4
-        for (int j = 0; j < width; ++j) b_row[j] = Dot::load_b(b + j * lanes);
+    int k = 0;
+    do {
+        int k_end = args.k;
+        if constexpr (fetch_rows) {
+            constexpr int words_per_line = 16;
+            if (k_end - k > words_per_line) k_end = k + words_per_line;
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; ++i) {
-            const auto a_word = Dot::broadcast_a(a + i * args.lda + k);
-#pragma GCC unroll 4
-            for (int j = 0; j < width; ++j) sum[i][j] = Dot::dot(sum[i][j], a_word, b_row[j]);
+            for (int i = 0; i < rows; ++i) __builtin_prefetch(a + (rows + i) * args.lda + k);
         }
-        b += width * lanes;
-    }
+        for (; k < k_end; ++k) {
+            decltype(Dot::load_b(b)) b_row[width];
+#pragma GCC unroll 4
+            for (int j = 0; j < width; ++j) b_row[j] = Dot::load_b(b + j * lanes);
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; ++i) {
+                const auto a_word = Dot::broadcast_a(a + i * args.lda + k);
+#pragma GCC unroll 4
+                for (int j = 0; j < width; ++j) sum[i][j] = Dot::dot(sum[i][j], a_word, b_row[j]);
+            }
+            b += width * lanes;
+        }
+    } while (fetch_rows && k < args.k);
     if (args.merge == Merge::add) {
 #pragma GCC unroll 16
         for (int i = 0; i < rows; ++i) {
@@ -83,40 +112,49 @@ static inline void gemm_block(const Gemm& args, const Word* a, float* c) {
 }
 
 /// gemm_block for a number of rows known at run time.
-template <class Dot, int width, int max_rows>
+template <class Dot, int width, int max_rows, bool fetch_rows = false>
 static inline void call_rows(const Gemm& args, const Word* a, float* c, int rows) {
-    if (rows == max_rows) return gemm_block<Dot, max_rows, width>(args, a, c);
-    if constexpr (max_rows > 1) call_rows<Dot, width, max_rows - 1>(args, a, c, rows);
+    if (rows == max_rows) return gemm_block<Dot, max_rows, width, fetch_rows>(args, a, c);
+    if constexpr (max_rows > 1) call_rows<Dot, width, max_rows - 1, fetch_rows>(args, a, c, rows);
 }
 
 /// All rows of C in blocks of max_rows; what is left over is spread so that no block is much smaller than the others.
-template <class Dot, int width, int max_rows>
+template <class Dot, int width, int max_rows, bool fetches_ahead>
 static inline void gemm_rows(const Gemm& args) {
     const Word* a = args.a;
     float* c = args.c;
     int left = args.m;
+    [[maybe_unused]] NextPanel next(args, args.m / max_rows + 1);
     while (left > 0) {
         int rows = left < max_rows ? left : max_rows;
         if (left > max_rows && left < 2 * max_rows) rows = (left + 1) / 2;
-        call_rows<Dot, width, max_rows>(args, a, c, rows);
+        if constexpr (fetches_ahead) {
+            if (args.ahead == Ahead::panel) next.prefetch_part();
+        }
+        if (fetches_ahead && args.ahead == Ahead::rows) {
+            call_rows<Dot, width, max_rows, fetches_ahead>(args, a, c, rows);
+        } else {
+            call_rows<Dot, width, max_rows>(args, a, c, rows);
+        }
         a += rows * args.lda;
         c += rows * args.ldc;
         left -= rows;
     }
 }
 
-/// max_width: vectors in a full panel; only levels with 16 lanes have narrower panels.
-template <class Dot, int max_width, int max_rows>
+/// max_width: vectors in a full panel; only levels with 16 lanes have narrower panels. fetches_ahead: whether the level
+/// heeds Gemm::ahead.
+template <class Dot, int max_width, int max_rows, bool fetches_ahead = false>
 static void gemm(const Gemm& args) {
     if constexpr (Vec::lanes == kAlign) {
         switch (args.n / Vec::lanes) {
-            case 1: return gemm_rows<Dot, 1, max_rows>(args);
-            case 2: return gemm_rows<Dot, 2, max_rows>(args);
-            case 3: return gemm_rows<Dot, 3, max_rows>(args);
-            default: return gemm_rows<Dot, max_width, max_rows>(args);
+            case 1: return gemm_rows<Dot, 1, max_rows, fetches_ahead>(args);
+            case 2: return gemm_rows<Dot, 2, max_rows, fetches_ahead>(args);
+            case 3: return gemm_rows<Dot, 3, max_rows, fetches_ahead>(args);
+            default: return gemm_rows<Dot, max_width, max_rows, fetches_ahead>(args);
         }
     } else {
-        gemm_rows<Dot, max_width, max_rows>(args);
+        gemm_rows<Dot, max_width, max_rows, fetches_ahead>(args);
     }
 }
 

@@ -28,6 +28,13 @@ enum class Merge : int {
     add,       ///< C = C + (A B summed from zero)
 };
 
+/// What a product fetches ahead of its use because it lies beyond the second-level cache. Changes no bits.
+enum class Ahead : int {
+    nothing,
+    rows,   ///< the rows of A
+    panel,  ///< the panel that follows B in memory
+};
+
 /// C[m x n] from A[m x k] and B[k x n], float32 accumulation in ascending k. B is one panel: n <= panel, rows of n words.
 struct Gemm {
     const Word* a;
@@ -39,6 +46,7 @@ struct Gemm {
     int n;
     int k;
     Merge merge;
+    Ahead ahead = Ahead::nothing;
     const float* start = nullptr;  ///< what the sums start from instead of zero, laid out like C; not with continue_
 };
 
@@ -121,18 +129,20 @@ struct Products {
 struct Isa {
     const char* name;
     Products f32;
-    Products bf16x2;  ///< gemm is null where the level has no bfloat16 dot product
+    Products widened;  ///< 16-bit operands in words of one float; gemm is null where that is as f32
+    Products bf16x2;   ///< gemm is null where the level has no bfloat16 dot product
     /// dst[c][r] = src[r][c]; rows and cols are rounded up to kAlign on both sides.
     void (*transpose)(const Word* src, std::int64_t ld_src, int rows, int cols, Word* dst, std::int64_t ld_dst);
     /// out[r] = sum over columns of a[r][c] * b[r][c], float32.
     void (*dot_rows[kDTypes])(const void* a, std::int64_t a_stride_bytes, const void* b, std::int64_t b_stride_bytes,
                               int rows, int cols, float* out);
-    /// dst = scale * src, rounded once, to nearest even.
-    void (*store_rows[kDTypes])(const float* src, std::int64_t ld, int rows, int cols, float scale, void* dst,
-                                std::int64_t stride_bytes);
+    /// dst[r] = scale[r * scale_step] * src[r], rounded once, to nearest even.
+    void (*store_rows[kDTypes])(const float* src, std::int64_t ld, int rows, int cols, const float* scale,
+                                std::int64_t scale_step, void* dst, std::int64_t stride_bytes);
 
     const Products& products(DType dtype) const {
-        return dtype == DType::bf16 && bf16x2.gemm != nullptr ? bf16x2 : f32;
+        if (dtype == DType::bf16 && bf16x2.gemm != nullptr) return bf16x2;
+        return dtype != DType::f32 && widened.gemm != nullptr ? widened : f32;
     }
 };
 
@@ -142,6 +152,5 @@ extern const Isa isa_avx2;
 extern const Isa isa_avx512;
 extern const Isa isa_avx512_bf16;
 #endif
-
 
 }  // namespace fag::cpu

@@ -6,6 +6,7 @@
 
 namespace fag::cpu {
 
-const Isa isa_avx2 = avx2::make_isa("avx2", avx2::products_f32<2, 6>(), {});
+const Isa isa_avx2 = avx2::make_isa("avx2", avx2::products_f32<2, 6, true>(),
+                                    avx2::products_f32<2, 6, true, avx2::BinaryExp>(), {});
 
 }  // namespace fag::cpu

@@ -11,6 +11,6 @@
 
 namespace fag::cpu {
 
-const Isa isa_avx512 = avx512::make_isa("avx512", avx512::products_f32<4, 6>(), {});
+const Isa isa_avx512 = avx512::make_isa("avx512", avx512::products_f32<4, 6>(), {}, {});
 
 }  // namespace fag::cpu

@@ -12,7 +12,7 @@
 
 namespace fag::cpu {
 
-const Isa isa_avx512_bf16 = avx512_bf16::make_isa("avx512_bf16", avx512_bf16::products_f32<4, 6>(),
+const Isa isa_avx512_bf16 = avx512_bf16::make_isa("avx512_bf16", avx512_bf16::products_f32<4, 6>(), {},
                                                   avx512_bf16::products_bf16x2<4, 6>());
 
 }  // namespace fag::cpu

@@ -12,6 +12,6 @@ inline constexpr int kRows = 6;
 inline constexpr int kRows = 2;
 #endif
 
-const Isa isa_portable = portable::make_isa("portable", portable::products_f32<4, kRows>(), {});
+const Isa isa_portable = portable::make_isa("portable", portable::products_f32<4, kRows>(), {}, {});
 
 }  // namespace fag::cpu

@@ -13,8 +13,8 @@ constexpr std::int64_t kMost = 64;
 }  // namespace
 
 void store_queries(const TileShape& shape, const float* total, int num_rows, const Rows& out) {
-    shape.isa.store_rows[static_cast<int>(shape.dtype)](total, shape.d.padded_cols, num_rows, shape.d.cols, shape.scale,
-                                                        out.base, out.stride_bytes);
+    shape.isa.store_rows[static_cast<int>(shape.dtype)](total, shape.d.padded_cols, num_rows, shape.d.cols, &shape.scale,
+                                                        0, out.base, out.stride_bytes);
 }
 
 ParkedQueries::ParkedQueries(Arena& arena, const TileShape& shape) : shape_(shape) {

@@ -63,11 +63,12 @@ static inline void softmax_grad_rows_f32(const SoftmaxGrad& args) {
     }
 }
 
+template <class Exp>
 static void softmax_grad_f32(const SoftmaxGrad& args) {
     if (args.visible.all) {
-        softmax_grad_rows_f32<true, NaturalExp>(args);
+        softmax_grad_rows_f32<true, Exp>(args);
     } else {
-        softmax_grad_rows_f32<false, NaturalExp>(args);
+        softmax_grad_rows_f32<false, Exp>(args);
     }
 }
 

@@ -20,7 +20,7 @@ RowSpan rows_seeing(const Visible& visible, int num_rows, int key_begin, int key
 }
 
 void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word* reduced, const Layout2D& width,
-                      float* out, Merge merge, const float* start) {
+                      float* out, Merge merge, Ahead ahead, const float* start) {
     const Products& ops = shape.products;
     const std::int64_t distance = shape.words_along_keys();
     const Visible& visible = weights.visible;
@@ -36,7 +36,7 @@ void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word
             const std::int64_t at = static_cast<std::int64_t>(row) * width.padded_cols + col;
             ops.gemm({weights.words + row * distance + word_begin, distance,
                       reduced + col * distance + static_cast<std::int64_t>(word_begin) * panel_width,
-                      out + at, width.padded_cols, num_rows, panel_width, num_words, merge,
+                      out + at, width.padded_cols, num_rows, panel_width, num_words, merge, ahead,
                       start == nullptr ? nullptr : start + at});
         }
     }

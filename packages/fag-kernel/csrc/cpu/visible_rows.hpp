@@ -26,6 +26,6 @@ struct Weights {
 /// out[row][col] (+)= sum over keys of weights[row][key] * reduced[key][col], B panels as of Packer::reduced_rows. The
 /// sums start from `start` (laid out like out) unless it is null.
 void add_reduced_keys(const TileShape& shape, const Weights& weights, const Word* reduced, const Layout2D& width,
-                      float* out, Merge merge, const float* start = nullptr);
+                      float* out, Merge merge, Ahead ahead, const float* start = nullptr);
 
 }  // namespace fag::cpu
