@@ -6,8 +6,8 @@ Needs NumPy only. Public names:
 - `flash_attn_metadata`: CANN's function; returns the tensor.
 - `AttentionProblem`, `MaskMode`, `Layout`, `TensorSpec`: what is computed, and every argument rule.
 - `Target`, `TARGETS`: the machines that splits are made for.
-- `balance`: how even a tensor loads the cores.
-- `FORMAT_VERSION`: version of the tensor's layout.
+- `balance`, `check`, `unpack`: how even, how right, and what is in it.
+- `FORMAT_VERSION`: version of its layout.
 """
 
 from typing import TYPE_CHECKING, Any

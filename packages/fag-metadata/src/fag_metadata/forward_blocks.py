@@ -60,8 +60,7 @@ class Positions(NamedTuple):
 class ForwardBlocks:
     """Valid base blocks of a problem, entry by entry; heads_per_entry is n2, or b * n2 where there is one.
 
-    head_blocks are those of a head of every entry, blocks_before those in front of every entry, one number
-    more than entries, num_blocks all.
+    head_blocks are those of a head of every entry, blocks_before those in front of it, one number more.
     """
 
     head_blocks: Int64Array
@@ -90,7 +89,7 @@ class ForwardBlocks:
         self._rows_before: dict[int, Sequence[int]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Counts the blocks when the first of these three is asked for; cached_property takes longer."""
+        """Counts the blocks when they are first asked for."""
         if name not in ("head_blocks", "blocks_before", "num_blocks"):
             raise AttributeError(name)
         if self.num_entries == 1:

@@ -73,9 +73,8 @@ def cap_cores(problem: AttentionProblem, size: BlockSize, cube_cores: int) -> in
 def split_sections(blocks: ForwardBlocks, d: int, dv: int, num_cores: int) -> list[int]:
     """Ends of the sections as head numbers (step F4): as many heads as fit the cache, estimated as CANN does.
 
-    The estimate counts q and the output of one query head only, whatever g is, and D for the output (fault 13
-    of the format page), and a window of the diagonal alone as empty (fault 14). It decides the use of the
-    cache, never the result, and stays as it is for equality.
+    The estimate keeps faults 13 and 14 of the format page for equality: it decides the use of the cache,
+    never the result.
     """
     one = [blocks.num_heads]
     if not blocks.num_blocks:

@@ -155,10 +155,6 @@ def _nearest_cuts(grid: TileGrid, cores: int) -> tuple[Int64Array, Int64Array]:
     )
 
 
-def _heaviest_part(sums: Int64Array, cuts: Int64Array) -> int:
-    return int((sums[cuts[1:]] - sums[cuts[:-1]]).max())
-
-
 def _unit_sums(grid: TileGrid, group: int) -> Int64Array:
     """Returns the visible pairs before each unit of one query head, and the total."""
     len_kv = int(grid.len_kv[group])
@@ -226,7 +222,7 @@ def _ragged_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
         return number
 
     whole = min_max_cuts(sums, min(cores, len(sums) - 1))
-    upper = _heaviest_part(sums, whole)
+    upper = _heaviest(sums[whole])
     lower = -(-grid.total_area // cores)
     if upper <= _GOOD_ENOUGH * lower:
         return tile_numbers(whole)
