@@ -21,7 +21,7 @@ from oracle import Call
 from stub import Stub
 
 import fag_torch
-from fag_torch import npu_calls
+from fag_torch import npu_calls, npu_memory
 
 CALL = Call("BSND")
 SIZES = {"b": 1, "s1": 9, "s2": 11, "n1": 2, "n2": 1, "d": 64}
@@ -54,7 +54,10 @@ def test_launches_lie_behind_what_torch_npu_has_queued(
 ) -> None:
     """Inputs are made by operators of torch_npu that are still in its queue when the launch is made."""
     inputs, there, _ = warm
-    stub.set_latency(LONG_US)
+    scratch = torch.zeros(1).to("npu")
+    stub.set_latency(0)
+    for _ in range(3000):  # the queue's thread is slower than we are
+        scratch.add_(1)
     doubled = Inputs(*(None if x is None else x + x for x in there))
     result = attention.run(CALL, doubled)
     after = result.dq + result.dq  # and what comes after lies behind
@@ -99,11 +102,25 @@ def test_another_stream_orders_by_its_events_alone(seed: int, stub: Stub) -> Non
     attention.assert_right(CALL, inputs, Result(*(x.to("npu") for x in host)))
 
 
-def test_a_constant_made_on_one_stream_is_waited_for_on_another(stub: Stub) -> None:
-    """First use on stream a, whose copy hangs; second use on b, which has nothing else to wait for."""
-    inputs = inputs_of(3, s1=13)  # not seen before: metadata and tiling data are new
-    there = attention.carry(inputs)
-    torch.npu.synchronize()
+@pytest.fixture
+def no_constants(monkeypatch: pytest.MonkeyPatch) -> Callable[..., npu_memory.Constants]:
+    """Device 0 begins anew with constants, while routes and kernels stay warm."""
+
+    def begin(**options: int) -> npu_memory.Constants:
+        torch.npu.synchronize()
+        constants = npu_memory.Constants(torch.device("npu:0"), **options)
+        monkeypatch.setitem(npu_memory._constants, 0, constants)
+        return constants
+
+    return begin
+
+
+def test_a_constant_made_on_one_stream_is_waited_for_on_another(
+    warm: tuple[Inputs, Inputs, Result], no_constants: Callable[..., npu_memory.Constants], stub: Stub
+) -> None:
+    """First use on stream a, whose copies take long; second use on b, which has nothing else to wait for."""
+    inputs, there, _ = warm
+    no_constants()
     a, b = torch.npu.Stream(), torch.npu.Stream()
     stub.set_latency(LONG_US)
     syncs = stub.syncs()
@@ -195,26 +212,30 @@ def test_memory_freed_by_the_host_is_not_written_before_its_launch_has_run(stub:
 
 
 def test_constants_that_make_way_stay_until_their_launch_has_run(
-    stub: Stub, monkeypatch: pytest.MonkeyPatch
+    no_constants: Callable[..., npu_memory.Constants], stub: Stub
 ) -> None:
-    """Room for one metadata tensor only: each call drops the constants of the one before, on two streams."""
-    from fag_torch import npu_memory
-
-    device = torch.device("npu:0")
-    monkeypatch.setitem(npu_memory._constants, 0, npu_memory.Constants(device, limit_bytes=40_000))
+    """Room for one metadata tensor only: a call drops the constants of the one before, while a second stream
+    that uses them too is far behind.
+    """
     problems = [inputs_of(7, s1=9 + i) for i in range(4)]
     carried = [attention.carry(inputs) for inputs in problems]
+    warm = [attention.run(CALL, there) for there in carried]
+    constants = no_constants(limit_bytes=40_000)
+    scratch = torch.zeros(1).to("npu")
     torch.npu.synchronize()
-    streams = [torch.npu.Stream(), torch.npu.Stream()]
-    stub.set_latency(LONG_US // 4)
+    ahead, behind = torch.npu.Stream(), torch.npu.Stream()
+    stub.set_latency(2000)
     results = []
-    for i, there in enumerate(carried):
-        for stream in streams:
+    with torch.npu.stream(behind):
+        for _ in range(50):
+            scratch.add_(1)
+    for i, (there, (out, lse, *_)) in enumerate(zip(carried, warm, strict=True)):
+        for stream in (ahead, behind):
             with torch.npu.stream(stream):
-                results.append((i, attention.run(CALL, there)))
-    assert len(npu_memory.constants(device)) <= 2
-    for i, result in results:
-        attention.assert_right(CALL, problems[i], result)
+                results.append((i, OPS.flash_attn_grad(*there[:4], out, lse)))
+    assert len(constants) <= 2
+    for i, gradients in results:
+        attention.assert_right(CALL, problems[i], Result(*warm[i][:2], *gradients))
 
 
 def test_guard_zones_hold_without_the_caching_allocator(route: str) -> None:
@@ -240,8 +261,6 @@ assert stub.violations() == [], stub.violations()
 
 
 def test_dropped_metadata_is_forgotten() -> None:
-    from fag_torch import npu_memory
-
     known = len(npu_memory._words)
     for _ in range(3):
         fag_torch.flash_attn_metadata(2, 1, 64, batch_size=1, max_seqlen_q=9, max_seqlen_kv=11)

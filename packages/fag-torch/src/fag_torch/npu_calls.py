@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import numpy as np
 import torch
@@ -126,13 +126,14 @@ def route(
     """
     forced = os.environ.get(npu_routes.VARIABLE)
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    origin = None if words is None else words.origin
-    key: Hashable = (device.index, scale, has_dlse, has_dsinks, is_deterministic, is_grad, origin, forced)
+    metadata = None if words is None else words.route_key
+    key: Hashable = (device.index, scale, has_dlse, has_dsinks, is_deterministic, is_grad, metadata, forced)
     found: Routed | None = call.routed.get(key)
     if found is not None:
         return found
     forced = npu_routes.parse_forced(op, forced)
     target = npu_host.target_of(op, device)
+    origin = None if words is None else words.origin
     wanted = npu_routes.Call(
         call.problem, call.dtype, direction, has_sinks, has_dlse, is_deterministic, origin
     )
@@ -262,7 +263,7 @@ class _Aclnn:
             **({} if self._is_backward else {"return_softmax_lse": True}),
         }
         self._needs_mask = problem.mask_mode is not MaskMode.NO_MASK
-        self._refs: dict[str, cann.TensorRef] = {}
+        self._tails: dict[str, tuple[Any, ...]] = {}
 
     def run(self, device: torch.device, tensors: Tensors) -> None:
         """See Routed."""
@@ -287,10 +288,10 @@ class _Aclnn:
 
     def _ref(self, name: str, tensor: Tensor) -> cann.TensorRef:
         """A contiguous tensor as fag_kernel.cann wants it; all but the address is the same at every call."""
-        known = self._refs.get(name)
-        if known is None:
-            known = self._refs[name] = _ref(tensor)
-        return tuple.__new__(cann.TensorRef, (tensor.data_ptr(), *known[1:]))
+        tail = self._tails.get(name)
+        if tail is None:
+            tail = self._tails[name] = _ref(tensor)[1:]
+        return cast("cann.TensorRef", (tensor.data_ptr(), *tail))  # making a named one takes a microsecond
 
 
 def _ref(tensor: Tensor) -> cann.TensorRef:

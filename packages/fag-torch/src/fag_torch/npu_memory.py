@@ -188,12 +188,18 @@ class Words:
     def __init__(self, array: NDArray[np.int32], is_own: bool) -> None:
         self.array = array
         self.is_own = is_own
-        self._checked: set[AttentionProblem] = set()
+        self._checked: set[tuple[AttentionProblem, bool]] = set()
 
     @cached_property
     def origin(self) -> Origin:
         """What it was made for. It has passed a check."""
         return Origin.of(self.array)
+
+    @cached_property
+    def route_key(self) -> tuple[int, ...]:
+        """The origin as plain numbers, which hash in no time."""
+        *numbers, bounds = self.origin
+        return (*map(int, numbers), *bounds)
 
     def check(self, op: str, problem: AttentionProblem, *, is_grad: bool) -> None:
         """Refuses metadata of another problem; a foreign one is checked in full, once per problem.
@@ -203,14 +209,16 @@ class Words:
         Raises:
             ValueError: It does not fit; the message names the first field that differs.
         """
+        if (problem, is_grad) in self._checked:
+            return
         check_metadata(op, self.array, problem, is_grad)
-        if not self.is_own and problem not in self._checked:
+        if not self.is_own:
             report = check_in_full(self.array, problem)
             if not report.is_ok:
                 part, field, text = report.findings[0]
                 rule, got = "must hold ranges that cover every tile once", f"{part} {field}: {text}"
                 raise MetadataError(message(op, "metadata", rule, got, remedy=_REMEDY))
-            self._checked.add(problem)
+        self._checked.add((problem, is_grad))
 
 
 _words: TensorMemo[Words] = TensorMemo()
