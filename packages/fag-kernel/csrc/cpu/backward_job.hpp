@@ -1,6 +1,7 @@
 /// What the threads of a backward call share, and where the rows of a head lie.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 
@@ -24,6 +25,15 @@ struct BackwardJob {
     std::atomic<bool> failed{false};
 
     std::int64_t row_tiles(std::int64_t s1) const { return ceil_div(s1, tile.rows); }
+    /// Row tiles that a column sees at most: all, or those of a window.
+    std::int64_t row_tiles_of_column(std::int64_t s1) const {
+        return blocks_in_band(args.problem, tile.keys, tile.rows, row_tiles(s1));
+    }
+    /// True if some heads are done by one thread alone, with accumulators of its own.
+    bool owns_heads() const {
+        return std::any_of(schedule.spans.begin(), schedule.spans.end(),
+                           [](const BackwardSpan& span) { return span.shared_query < 0; });
+    }
     /// Accumulators of dQ: tiles of tile_rows x d.padded_cols.
     std::int64_t query_tile_floats() const { return shape.tile_rows * shape.d.padded_cols; }
 };

@@ -26,7 +26,7 @@ void BackwardWorker::run(const BackwardSpan& span) {
     for (std::int64_t i = 0; i < g; ++i) heads_.push_back(query_head(job_.args, span.b, span.n2 * g + i));
     const bool all_heads_at_once = g == 1 || span.shared_query >= 0 || rows_.holds(g, heads_.front().s1);
     if (span.shared_query < 0) {
-        const std::int64_t tiles = (all_heads_at_once ? g : 1) * job_.row_tiles(heads_.front().s1);
+        const std::int64_t tiles = (all_heads_at_once ? g : 1) * job_.row_tiles_of_column(heads_.front().s1);
         if (tiles > own_dq_tiles_) {
             own_dq_ = arena_.take<float>(tiles * job_.query_tile_floats());
             own_dq_tiles_ = tiles;
@@ -116,8 +116,9 @@ void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std
     const Merge merge = rank == 0 ? Merge::replace : Merge::add;
     const Rows out{query.dq.row(row), query.dq.stride_bytes};
     if (is_alone) {
-        const std::int64_t place = has_place ? g * job_.row_tiles(query.s1) : 0;
-        float* dq = own_dq_ + (place + i) * job_.query_tile_floats();
+        // A tile's sum begins and ends while columns see it: others take its place then.
+        const std::int64_t tiles = job_.row_tiles_of_column(query.s1);
+        float* dq = own_dq_ + ((has_place ? g : 0) * tiles + i % tiles) * job_.query_tile_floats();
         add_to_queries(shape_, rows, keys_, visible, buffers_, dq, merge);
         if (is_last) store_queries(shape_, dq, rows.num_rows, out);
         return;

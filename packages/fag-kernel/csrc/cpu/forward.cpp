@@ -17,7 +17,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// Packed keys of a kv head are kept while they fit; of a longer head the last slot is packed anew for each block.
+/// Packed keys of a kv head are kept while those that a block sees fit; of more the last slot is packed anew for each
+/// block.
 constexpr std::int64_t kKeyCacheBytes = std::int64_t{4} << 20;
 
 /// What all threads of a call share.
@@ -36,7 +37,7 @@ struct Job {
 class KeyCache {
 public:
     KeyCache(Arena& arena, const Job& job) : job_(job) {
-        const std::int64_t steps = std::max<std::int64_t>(1, ceil_div(job.longest_kv, kTile));
+        const std::int64_t steps = std::max<std::int64_t>(1, steps_of_block(job.longest_kv));
         const std::int64_t fitting = std::max<std::int64_t>(1, kKeyCacheBytes / key_step_bytes(job.shape));
         slots_.resize(static_cast<std::size_t>(std::min(steps, fitting)));
         for (Slot& slot : slots_) slot.step = take_key_step(arena, job.shape);
@@ -44,8 +45,9 @@ public:
 
     /// Keys [i * kTile, ...) of a kv head.
     const KeyStep& get(std::int64_t b, std::int64_t n2, const Packer& packer, std::int64_t i) {
-        Slot& slot = slots_[static_cast<std::size_t>(
-            std::min<std::int64_t>(i, static_cast<std::int64_t>(slots_.size()) - 1))];
+        const auto count = static_cast<std::int64_t>(slots_.size());
+        const std::int64_t steps = steps_of_block(job_.args.problem.lengths_kv[static_cast<std::size_t>(b)]);
+        Slot& slot = slots_[static_cast<std::size_t>(steps <= count ? i % steps : std::min(i, count - 1))];
         if (slot.b != b || slot.n2 != n2 || slot.index != i) {
             pack(b, n2, packer, i, slot.step);
             slot.b = b;
@@ -62,6 +64,12 @@ private:
         std::int64_t n2 = -1;
         std::int64_t index = -1;
     };
+
+    /// Steps that a block of rows sees at most: all of a head of s2 keys, or those of a window.
+    std::int64_t steps_of_block(std::int64_t s2) const {
+        const Problem& p = job_.args.problem;
+        return blocks_in_band(p, ceil_div(kTile - 1, p.g) + 1, kTile, ceil_div(s2, kTile));
+    }
 
     void pack(std::int64_t b, std::int64_t n2, const Packer& packer, std::int64_t i, KeyStep& step) const {
         const ForwardArgs& args = job_.args;

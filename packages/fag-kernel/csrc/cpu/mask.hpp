@@ -17,6 +17,16 @@ struct Interval {
     bool empty() const { return begin >= end; }
 };
 
+/// Most blocks of `block` neighbouring rows that see one of `count` neighbouring keys, out of `blocks`; and vice versa.
+inline std::int64_t blocks_in_band(const Problem& problem, std::int64_t count, std::int64_t block,
+                                   std::int64_t blocks) {
+    const bool is_bounded = problem.mask_mode == MaskMode::window && problem.win_left != kUnbounded &&
+                            problem.win_right != kUnbounded;
+    if (!is_bounded) return blocks;
+    const std::int64_t width = count + problem.win_left + problem.win_right;
+    return std::min(blocks, (width + block - 2) / block + 1);
+}
+
 /// The visible band of one batch entry with s1 query rows and s2 keys, aligned at the bottom right.
 class Band {
 public:

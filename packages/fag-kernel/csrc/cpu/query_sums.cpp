@@ -5,8 +5,6 @@
 namespace fag::cpu {
 namespace {
 
-/// A few scheduling quanta of work of one thread on large tiles.
-constexpr std::int64_t kParkedBytes = std::int64_t{2} << 20;
 constexpr std::int64_t kFewest = 8;
 constexpr std::int64_t kMost = 64;
 
@@ -19,7 +17,7 @@ void store_queries(const TileShape& shape, const float* total, int num_rows, con
 
 ParkedQueries::ParkedQueries(Arena& arena, const TileShape& shape) : shape_(shape) {
     const std::int64_t floats = shape.tile_rows * shape.d.padded_cols;
-    ring_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(kParkedBytes / (floats * 4), kFewest, kMost)));
+    ring_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(kBytes / (floats * 4), kFewest, kMost)));
     for (Parked& parked : ring_) parked.values = arena.take<float>(floats);
 }
 

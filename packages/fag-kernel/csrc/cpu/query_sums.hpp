@@ -28,6 +28,9 @@ void store_queries(const TileShape& shape, const float* total, int num_rows, con
 /// The threads of a head thus keep working when the system takes the core away from one of them for a while.
 class ParkedQueries {
 public:
+    /// Room for a few scheduling quanta of work of one thread on large tiles.
+    static constexpr std::int64_t kBytes = std::int64_t{2} << 20;
+
     ParkedQueries(Arena& arena, const TileShape& shape);
 
     /// True if this contribution may go straight to its total.

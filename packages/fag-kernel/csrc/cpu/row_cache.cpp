@@ -2,28 +2,40 @@
 
 #include <algorithm>
 
+#include "query_sums.hpp"
+
 namespace fag::cpu {
 namespace {
 
-constexpr std::int64_t kCacheBytes = std::int64_t{4} << 20;
+/// Room for 16 tiles of head dim 128.
+constexpr std::int64_t kCacheBytes = std::int64_t{9} << 19;
+/// What a thread takes at most together with accumulators of dQ; the buffers of one tile come on top.
+constexpr std::int64_t kThreadBytes = std::int64_t{7} << 20;
+
+std::int64_t cache_bytes(const BackwardJob& job) {
+    std::int64_t taken = job.schedule.num_shared_queries > 0 ? ParkedQueries::kBytes : 0;
+    if (job.owns_heads()) taken += job.row_tiles_of_column(job.longest_q) * job.query_tile_floats() * 4;
+    return std::min(kCacheBytes, kThreadBytes - taken);
+}
 
 }  // namespace
 
 RowCache::RowCache(Arena& arena, const BackwardJob& job) : job_(job) {
-    const std::int64_t fitting = std::max<std::int64_t>(1, kCacheBytes / row_tile_bytes(job.shape));
-    const std::int64_t of_a_group = job.args.problem.g * job.row_tiles(job.longest_q);
+    const std::int64_t fitting = std::max<std::int64_t>(1, cache_bytes(job) / row_tile_bytes(job.shape));
+    const std::int64_t of_a_group = job.args.problem.g * job.row_tiles_of_column(job.longest_q);
     slots_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(of_a_group, 1, fitting)));
     for (Slot& slot : slots_) slot.tile = take_row_tile(arena, job.shape);
 }
 
 bool RowCache::holds(std::int64_t heads, std::int64_t s1) const {
-    return heads * job_.row_tiles(s1) <= static_cast<std::int64_t>(slots_.size());
+    return heads * job_.row_tiles_of_column(s1) <= static_cast<std::int64_t>(slots_.size());
 }
 
 const RowTile& RowCache::get(const QueryHead& head, std::int64_t place, std::int64_t i, const Packer& packer) {
-    const std::int64_t wanted = place * job_.row_tiles(head.s1) + i;
-    Slot& slot =
-        slots_[static_cast<std::size_t>(std::min<std::int64_t>(wanted, static_cast<std::int64_t>(slots_.size()) - 1))];
+    const std::int64_t tiles = job_.row_tiles_of_column(head.s1);
+    const std::int64_t last = static_cast<std::int64_t>(slots_.size()) - 1;
+    const std::int64_t wanted = place * tiles + (holds(place + 1, head.s1) ? i % tiles : i);
+    Slot& slot = slots_[static_cast<std::size_t>(std::min(wanted, last))];
     if (slot.b != head.b || slot.n1 != head.n1 || slot.index != i) {
         pack(head, i, packer, slot.tile);
         slot.b = head.b;

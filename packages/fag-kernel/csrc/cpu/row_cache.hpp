@@ -7,13 +7,13 @@
 
 namespace fag::cpu {
 
-/// As many row tiles as fit into a few MiB. Of what is longer the last slot is packed anew for every column, at about
-/// 4 % of a tile's time.
+/// As many row tiles as fit into a few MiB. If those that a column sees do, each is packed once; of more the last slot
+/// is packed anew for every column, at about 4 % of a tile's time.
 class RowCache {
 public:
     RowCache(Arena& arena, const BackwardJob& job);
 
-    /// True if the row tiles of this many query heads of length s1 fit.
+    /// True if the row tiles that a column sees fit, for this many query heads of length s1.
     bool holds(std::int64_t heads, std::int64_t s1) const;
 
     /// Row tile i of a head. `place` tells apart the heads that are in use at the same time: 0, 1, ...
