@@ -76,24 +76,25 @@ ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads) {
                 threads.take(costs.heads[at]);
                 continue;
             }
-            std::int64_t first = 0, cost = 0;
-            for (std::int64_t block = 0; block < count; ++block) {
+            // The last rows first: under a causal mask they cost most, and what is small comes at the end.
+            std::int64_t end = count, cost = 0;
+            for (std::int64_t block = count - 1; block >= 0; --block) {
                 const std::int64_t block_cost = costs.blocks[static_cast<std::size_t>(costs.first_block[at] + block)];
                 const Interval units = blocks.units(b, block);
-                if (first == block && units.end - units.begin > 1 && !threads.fits(block_cost)) {
+                if (end == block + 1 && units.end - units.begin > 1 && !threads.fits(block_cost)) {
                     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
                         schedule.spans.push_back({b, n2, block, block + 1, unit, unit + 1, schedule.num_shared});
                         threads.take(block_cost / (units.end - units.begin));
                     }
                     ++schedule.num_shared;
-                    first = block + 1;
+                    end = block;
                     continue;
                 }
                 cost += block_cost;
-                if (cost < group_cost && block + 1 < count) continue;
-                schedule.spans.push_back({b, n2, first, block + 1, 0, all_units});
+                if (cost < group_cost && block > 0) continue;
+                schedule.spans.push_back({b, n2, block, end, 0, all_units});
                 threads.take(cost);
-                first = block + 1;
+                end = block;
                 cost = 0;
             }
         }
