@@ -75,6 +75,16 @@ def test_keys_beyond_one_unit(level, dtype):
     Case("BNSD", dtype, n1=1, n2=1, d=16, s1=9, s2=5000, mask_mode=WINDOW, win_left=2500).assert_right()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_window_over_many_tiles(level, dtype):
+    """Packed rows and keys, and sums of dQ, give their place to others once the window has moved on."""
+    for n1, threads, s1, s2 in ((1, 1, 1100, 1100), (4, 1, 900, 1000), (4, 3, 1000, 900)):
+        case = Case(
+            "BNSD", dtype, b=1, n1=n1, n2=1, d=16, s1=s1, s2=s2, mask_mode=WINDOW, win_left=150, win_right=30
+        )  # fmt: skip
+        case.assert_right(threads=threads)
+
+
 def test_negative_and_extreme_scales(level):
     for scale in (-0.125, 1e-8, 30.0):
         Case(n1=2, n2=1, d=64, s1=70, s2=90, mask_mode=CAUSAL, scale=scale).assert_right(factor=2)
