@@ -34,7 +34,7 @@ def live():
     return {what: fake.fake_live(what.encode()) for what in ("tensors", "executors", "modules", "functions")}
 
 def fail(symbol, code=507000, text="E99999: something broke"):
-    fake.fake_fail(symbol.encode(), code, text.encode())
+    fake.fake_fail(symbol.encode(), code, text if isinstance(text, bytes) else text.encode())
 
 def error_of(function, *args, **kwargs):
     try:

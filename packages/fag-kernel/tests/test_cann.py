@@ -172,6 +172,22 @@ answer(error=error, live=left, again=error_of(both_phases), later=live())
     assert got["again"] is None
 
 
+def test_a_text_that_is_no_utf_8_hides_neither_call_nor_code(runtime):
+    got = run(
+        script("""
+fail(cann.GRAD, 561002, b"E1: \\xc4\\xe3 is cut")
+answer(error=error_of(lambda: cann.prepare_grad(TENSORS, **SCALARS).run(4096, 5)))
+"""),
+        runtime,
+    )
+    assert (got["error"]["type"], got["error"]["call"], got["error"]["code"]) == (
+        "CannError",
+        cann.GRAD,
+        561002,
+    )
+    assert "is cut" in got["error"]["text"]
+
+
 def test_a_failing_descriptor_leaks_nothing_and_says_so(runtime):
     got = run(
         script("""

@@ -23,13 +23,20 @@ namespace {
 /// Addresses and handles come as integers.
 void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(address); }
 
+/// A text of the runtime's, which may be in any encoding, or cut within a character.
+py::str text_of(const std::string& bytes) {
+    PyObject* text = PyUnicode_DecodeUTF8(bytes.data(), static_cast<py::ssize_t>(bytes.size()), "replace");
+    if (text == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::str>(text);
+}
+
 /// The reason of the Missing that `find` throws, or nothing.
-std::optional<std::string> reason_of(const std::function<void()>& find) {
-    const py::gil_scoped_release released;  // loading a library may run much code
+std::optional<py::str> reason_of(const std::function<void()>& find) {
     try {
+        const py::gil_scoped_release released;  // loading a library may run much code
         find();
     } catch (const Missing& missing) {
-        return missing.what();
+        return text_of(missing.what());
     }
     return std::nullopt;
 }
@@ -93,7 +100,7 @@ std::int32_t current_device() {
 
 void raise_cann_error(const py::object& call, const py::object& code, const std::string& text) {
     const py::object type = py::module_::import("fag_kernel.cann").attr("CannError");
-    PyErr_SetObject(type.ptr(), type(call, code, text).ptr());
+    PyErr_SetObject(type.ptr(), type(call, code, text_of(text)).ptr());
 }
 
 }  // namespace
