@@ -96,6 +96,25 @@ def test_lengths_on_the_host_are_refused() -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.usefixtures("shortcut")
+def test_a_thread_that_has_touched_no_device_may_come_first(
+    route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch_npu takes device 0 for current there, CANN knows of none."""
+    monkeypatch.setenv("FAG_NPU_ROUTE", route)
+    inputs = inputs_of(s1=31)
+    there = attention.carry(inputs)
+    torch.npu.synchronize()
+    results: list[attention.Result] = []
+    worker = threading.Thread(target=lambda: results.append(attention.run(CALL, there)))
+    worker.start()
+    worker.join()
+    torch.npu.synchronize()
+    (result,) = results
+    attention.assert_right(CALL, inputs, result)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.usefixtures("shortcut")
 def test_eight_threads_on_two_devices(route: str, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """All meet one problem for the first time, and problems of their own; each on a stream of its own."""
     monkeypatch.setenv("FAG_NPU_ROUTE", route)

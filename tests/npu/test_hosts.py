@@ -85,12 +85,27 @@ text = refusal(run)
 assert text.startswith("flash_attn_grad: FAG_NPU_ROUTE must name"), text
 assert "atomics, which torch.use_deterministic_algorithms(True) forbids" in text, text
 os.environ["FAG_NPU_ROUTE"] = "fastest"
-assert "FAG_NPU_ROUTE must be aclnn or ascend950, got fastest" in refusal(run)
+assert "FAG_NPU_ROUTE must be aclnn or ascend950, got 'fastest'" in refusal(run)
 del os.environ["FAG_NPU_ROUTE"]
 run(); torch.npu.synchronize()
 assert used() == ["aclnn", "ascend950"], "CANN's forward has no atomics"
 q = q.float()
 assert "it takes float16 and bfloat16, got float32" in refusal(lambda: ops.flash_attn(q, q, q))
+"""
+    )
+
+
+def test_a_trace_places_metadata_where_the_operator_does() -> None:
+    python(
+        SETUP
+        + """
+def made():
+    return ops.flash_attn_metadata(2, 1, 64, batch_size=1, max_seqlen_q=9, max_seqlen_kv=9)
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+with FakeTensorMode(shape_env=ShapeEnv()):
+    traced = made()
+assert traced.device == made().device == torch.device("npu:0"), traced.device
 """
     )
 
@@ -270,6 +285,7 @@ def test_doctor_on_a_host_with_everything() -> None:
         assert (refusal["route"], refusal["kind"]) == ("aclnn", "preference")
     forced = doctor("--heads", "8/2", "--seqlen", "128", "--mask", "causal", FAG_NPU_ROUTE="aclnn")
     assert forced["call"]["backward"] == {"route": "aclnn", "refusals": []}
+    assert doctor(FAG_NPU_ROUTE="ascend950")["route"]["npu"] == "ascend950"
 
 
 def test_doctor_before_torch_npu_is_imported() -> None:

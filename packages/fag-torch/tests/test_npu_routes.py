@@ -116,7 +116,7 @@ def test_forced_route_that_cannot_names_itself_and_its_reasons_only():
 def test_route_variable():
     assert parse_forced("flash_attn", None) is parse_forced("flash_attn", "") is None
     assert parse_forced("flash_attn", "ascend950") == ASCEND950
-    with pytest.raises(ValueError, match="flash_attn: FAG_NPU_ROUTE must be aclnn or ascend950, got npu"):
+    with pytest.raises(ValueError, match="flash_attn: FAG_NPU_ROUTE must be aclnn or ascend950, got 'npu'"):
         parse_forced("flash_attn", "npu")
 
 

@@ -68,3 +68,15 @@ def test_nothing_is_remembered_without_a_version_counter():
     remember(memo, x)
     assert memo.get(x) is None
     assert len(memo) == 0
+
+
+def test_another_storage_is_another_content() -> None:
+    """`x.data = y` steps no counter."""
+    memo = TensorMemo()
+    x = torch.zeros(3)
+    memo.put(x, "zeros", version_of(x))
+    x.data = torch.ones(3)
+    assert memo.get(x) is None
+    memo.put(x, "ones", version_of(x))
+    x.data = x.data[:2]
+    assert memo.get(x) is None

@@ -90,7 +90,10 @@ def doctor(
         "npu": _npu(),
         "operators": _operators(),
     }
-    able = [name for name, state in report["npu"]["routes"].items() if state["runs"]]
+    forced = npu_routes.parse_forced(_OP, os.environ.get(npu_routes.VARIABLE))
+    able = [
+        name for name, state in report["npu"]["routes"].items() if state["runs"] and forced in (None, name)
+    ]
     report["route"] = {"cpu": "cpu", "npu": able[0] if able else None}
     if problem is not None:
         report["call"] = _call(

@@ -17,6 +17,7 @@ from fag_metadata import TARGETS, AttentionProblem
 from fag_metadata.arguments import check_block_table, check_max_seqlen, check_softmax_scale
 from fag_metadata.errors import problem_error, type_error
 from fag_metadata.layout import cube_slots, total_words
+from fag_torch import npu_host
 from fag_torch.cpu import FRONT
 from fag_torch.prepare import LENGTH_NAMES, LengthTensors, dtype_name, spec_of
 
@@ -39,7 +40,7 @@ def flash_attn_metadata(
 ) -> Tensor:
     """Length of `cann_ops_transformer::flash_attn_metadata`; for the CPU the same for every problem."""
     given = [t for t in (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv) if t is not None]
-    device = given[0].device if given else torch.device("cpu")
+    device = given[0].device if given else npu_host.default_device()
     words: int | torch.SymInt
     if device.type in ("cpu", "meta"):
         cpu = TARGETS["cpu"]

@@ -70,7 +70,7 @@ def make(
         if first is not None:
             device = first.device
         else:
-            device = torch.device("npu" if npu_host.is_present() else "cpu")
+            device = npu_host.default_device()
     target = target_of(device)
     hosted: dict[str, Any] = {
         name: None if tensor is None else host_array(_OP, name, tensor)

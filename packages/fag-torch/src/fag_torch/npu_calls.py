@@ -18,7 +18,7 @@ from fag_kernel.ascend950 import launch as ascend950
 from fag_metadata import MaskMode, metadata_for
 from fag_metadata.arguments import ATTN_MASK_SIZE
 from fag_torch import npu_host, npu_routes
-from fag_torch.npu_memory import constants
+from fag_torch.npu_memory import backend, constants
 from fag_torch.prepare import dtype_name
 
 if TYPE_CHECKING:
@@ -143,6 +143,8 @@ def route(
         found = _Aclnn(wanted, target, scale, is_grad, words)
     else:
         found = own = _Ascend950(wanted, target, scale, is_grad, words, has_dsinks=has_dsinks)
+        # In a thread that has touched no device, torch_npu counts device 0 as current before CANN does.
+        backend().set_device(device.index)
         own.launch.load(device.index)
     if len(call.routed) >= _MOST_ROUTED:
         call.routed.clear()

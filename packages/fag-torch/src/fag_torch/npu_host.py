@@ -60,6 +60,11 @@ def is_present() -> bool:
     return backend is not None and bool(backend.is_available())
 
 
+def default_device() -> torch.device:
+    """Where a tensor lies that no argument places: on the NPU if there is one, else on the CPU."""
+    return torch.device("npu" if is_present() else "cpu")
+
+
 def target_of(op: str, device: torch.device) -> Target:
     """The target of an NPU, by the name that CANN gives its SoC.
 

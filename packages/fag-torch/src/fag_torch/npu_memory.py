@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from fag_metadata import AttentionProblem
     from fag_torch.prepare import LengthTensors
+    from fag_torch.tensor_memo import Version
 
 #: Bytes of constants kept per device. Metadata is mostly 32 KiB; a ragged training loop has a new one at
 #: every step, and old ones make way.
@@ -257,7 +258,7 @@ def host_lengths(op: str, lengths: LengthTensors) -> LengthTensors:
     if lengths[0] is lengths[1] is lengths[2] is lengths[3] is None:
         return lengths
     found = [None if tensor is None else _lengths.get(tensor) for tensor in lengths]
-    unknown: dict[int, tuple[Tensor, int | None]] = {}
+    unknown: dict[int, tuple[Tensor, Version | None]] = {}
     for i, tensor in enumerate(lengths):
         if tensor is not None and found[i] is None:
             if tensor.dtype is not torch.int32:

@@ -305,7 +305,7 @@ def parse_forced(op: str, value: str | None) -> str | None:
     if not value:
         return None
     if value not in ROUTES:
-        raise problem_error(op, VARIABLE, f"must be {' or '.join(ROUTES)}", value)
+        raise problem_error(op, VARIABLE, f"must be {' or '.join(ROUTES)}", repr(value))
     return value
 
 

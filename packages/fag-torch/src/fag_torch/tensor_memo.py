@@ -8,41 +8,56 @@ with either.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Value = TypeVar("Value")
+
+
+class Version(NamedTuple):
+    """What a tensor was when its contents were read.
+
+    Attributes:
+        counter: In-place edits so far, through this tensor or any that shares its memory.
+        address: Of its first element; `x.data = y` changes it, and no counter.
+        shape: Likewise.
+    """
+
+    counter: int
+    address: int
+    shape: torch.Size
 
 
 class TensorMemo(Generic[Value]):
     """Values by tensor; forgotten when the tensor is changed in place, or gone.
 
     A tensor made under torch.inference_mode has no version counter, so an edit would go unnoticed: nothing is
-    remembered about it. Writes that bypass the counter (through `.data`, or by address) go unnoticed too.
+    remembered about it. Writes that bypass the counter (into `x.data`, or by address) go unnoticed too.
     Threads may share a memo: each step is one operation on a dict.
 
     Example:
         >>> import torch
         >>> memo: TensorMemo[str] = TensorMemo()
         >>> x = torch.zeros(3)
-        >>> memo.put(x, "zeros", x._version)
+        >>> memo.put(x, "zeros", version_of(x))
         >>> memo.get(x), memo.get(x.add_(1))
         ('zeros', None)
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], Version, Value]] = {}
 
     def get(self, tensor: Tensor) -> Value | None:
         """The value that was put for this tensor; None if there is none, or the tensor was changed since."""
         known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != tensor._version:
+        if known is None or known[0]() is not tensor or known[1] != version_of(tensor):
             return None
         return known[2]
 
-    def put(self, tensor: Tensor, value: Value, version: int | None) -> None:
+    def put(self, tensor: Tensor, value: Value, version: Version | None) -> None:
         """Remembers a value.
 
         Args:
@@ -58,6 +73,8 @@ class TensorMemo(Generic[Value]):
         return len(self._known)
 
 
-def version_of(tensor: Tensor) -> int | None:
-    """The version counter of a tensor; None if it has none, so that nothing may be remembered about it."""
-    return None if tensor.is_inference() else tensor._version
+def version_of(tensor: Tensor) -> Version | None:
+    """The version of a tensor; None if nothing counts its edits: then nothing may be remembered about it."""
+    if tensor.is_inference():
+        return None
+    return Version(tensor._version, tensor.data_ptr(), tensor.shape)
