@@ -178,6 +178,7 @@ def test_a_warm_call_never_waits_for_the_device(
     before = stub.syncs()
     for _ in range(5):
         run()
+    assert torch.npu.current_stream().npu_stream  # what still is in torch_npu's queue goes to the device
     assert not torch.npu.current_stream().query(), "the device is still at work"
     assert stub.syncs() == before
 
