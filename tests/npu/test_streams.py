@@ -174,7 +174,7 @@ def test_a_warm_call_never_waits_for_the_device(
     run = warm_calls(warm[1])[name]
     run()
     torch.npu.synchronize()
-    stub.set_latency(LONG_US)
+    stub.set_latency(5 * LONG_US)  # longer than a busy machine keeps this thread from its five calls
     before = stub.syncs()
     for _ in range(5):
         run()
