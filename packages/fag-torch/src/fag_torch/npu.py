@@ -25,7 +25,13 @@ from fag_torch.prepare import Prepared, prepare
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fag_torch.npu_memory import Words
+    from fag_torch.prepare import LengthTensors
+
 _HERE: Final = nullcontext()
+
+#: As in fag_kernel.ascend950.catalog.PARAMETERS, in the order of LengthTensors.
+_LENGTH_PARAMETERS: Final = ("cu_q", "cu_kv", "used_q", "used_kv")
 
 
 def flash_attn(
@@ -58,15 +64,15 @@ def flash_attn(
         op, q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
         seqused_kv=seqused_kv, sinks=sinks, metadata=metadata, attn_mask=attn_mask,
     )  # fmt: skip
+    lengths: LengthTensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
     with _current(device):
         call = prepare(
             op, q, k, v, None, sinks, attn_mask,
-            host_lengths(op, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            host_lengths(op, lengths),
             mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
         )  # fmt: skip
         if attn_mask is not None:
             mask_tensor.check_content(op, attn_mask)
-        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
         out, lse = _forward(op, call, device, q, k, v, sinks, lengths, metadata, softmax_scale, is_grad=False)
         if not return_softmax_lse:
             lse = torch.empty(1, dtype=torch.float32, device=device)
@@ -105,15 +111,15 @@ def flash_attn_grad(
         cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
         attn_mask=attn_mask, metadata=metadata,
     )  # fmt: skip
+    lengths: LengthTensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
     with _current(device):
         call = prepare(
             op, q, k, v, (dout, attn_out, softmax_lse), sinks, attn_mask,
-            host_lengths(op, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            host_lengths(op, lengths),
             mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
         )  # fmt: skip
         if attn_mask is not None:
             mask_tensor.check_content(op, attn_mask)
-        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
         return _backward(
             op, call, device, q, k, v, dout, attn_out, softmax_lse, None, sinks, None, lengths, metadata,
             softmax_scale,
@@ -145,13 +151,13 @@ def attention_forward(
         FRONT, q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
         seqused_kv=seqused_kv, sinks=sinks, metadata=metadata,
     )  # fmt: skip
+    lengths: LengthTensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
     with _current(device):
         call = prepare(
             FRONT, q, k, v, None, sinks, None,
-            host_lengths(FRONT, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            host_lengths(FRONT, lengths),
             mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, layout, layout,
         )  # fmt: skip
-        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
         return _forward(
             FRONT, call, device, q, k, v, sinks, lengths, metadata, softmax_scale, is_grad=is_grad_enabled
         )
@@ -186,15 +192,15 @@ def attention_backward(
         cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
         metadata=metadata,
     )  # fmt: skip
+    lengths: LengthTensors = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
     with _current(device):
         call = prepare(
             FRONT, q, k, v, (dout, out, lse), sinks, None,
-            host_lengths(FRONT, (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)),
+            host_lengths(FRONT, lengths),
             mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, layout, layout,
         )  # fmt: skip
         check_dlse(dlse, lse)
         dsinks = torch.empty(0 if sinks is None else sinks.shape[0], dtype=torch.float32, device=device)
-        lengths = {"cu_q": cu_seqlens_q, "cu_kv": cu_seqlens_kv, "used_q": seqused_q, "used_kv": seqused_kv}
         dq, dk, dv = _backward(
             FRONT, call, device, q, k, v, dout, out, lse, dlse, sinks, None if sinks is None else dsinks,
             lengths, metadata, softmax_scale,
@@ -210,23 +216,20 @@ def _forward(
     k: Tensor,
     v: Tensor,
     sinks: Tensor | None,
-    lengths: dict[str, Tensor | None],
+    lengths: LengthTensors,
     metadata: Tensor | None,
     softmax_scale: float | None,
     *,
     is_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    words = None
-    if metadata is not None:
-        words = words_of(op, metadata)
-        words.check(op, call.problem, is_grad=is_grad)
+    words = _words(op, call, metadata, is_grad=is_grad)
     routed = npu_calls.route(
         op, call, device, "forward", call.scale(op, softmax_scale),
         has_sinks=sinks is not None, has_dlse=False, has_dsinks=False, is_grad=is_grad, words=words,
     )  # fmt: skip
     out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=device)
     lse = torch.empty(call.lse_shape, dtype=torch.float32, device=device)
-    inputs = _contiguous({"q": q, "k": k, "v": v, "sinks": sinks, "metadata": metadata, **lengths})
+    inputs = _contiguous({"q": q, "k": k, "v": v, "sinks": sinks, "metadata": metadata, **_named(lengths)})
     routed.run(device, {**inputs, "out": out, "lse": lse})
     if call.axes_out != call.axes:  # queries BNSD, output BSND: the routes know one layout per call
         out = out.transpose(1, 2).contiguous()
@@ -246,14 +249,11 @@ def _backward(
     dlse: Tensor | None,
     sinks: Tensor | None,
     dsinks: Tensor | None,
-    lengths: dict[str, Tensor | None],
+    lengths: LengthTensors,
     metadata: Tensor | None,
     softmax_scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    words = None
-    if metadata is not None:
-        words = words_of(op, metadata)
-        words.check(op, call.problem, is_grad=True)
+    words = _words(op, call, metadata, is_grad=True)
     routed = npu_calls.route(
         op, call, device, "backward", call.scale(op, softmax_scale),
         has_sinks=sinks is not None, has_dlse=dlse is not None, has_dsinks=dsinks is not None, is_grad=True,
@@ -261,7 +261,7 @@ def _backward(
     )  # fmt: skip
     tensors = {
         "q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "lse": lse, "dlse": dlse, "sinks": sinks,
-        "metadata": metadata, **lengths,
+        "metadata": metadata, **_named(lengths),
     }  # fmt: skip
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=device) for t in (q, k, v))
     routed.run(device, {**_contiguous(tensors), "dq": dq, "dk": dk, "dv": dv, "dsinks": dsinks})
@@ -283,6 +283,20 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Makes it the current device, where it is not."""
     npu = backend()
     return _HERE if npu.current_device() == device.index else npu.device(device)
+
+
+def _words(op: str, call: Prepared, metadata: Tensor | None, *, is_grad: bool) -> Words | None:
+    """What stands in the caller's metadata, checked against the call."""
+    if metadata is None:
+        return None
+    words = words_of(op, metadata)
+    words.check(op, call.problem, is_grad=is_grad)
+    return words
+
+
+def _named(lengths: LengthTensors) -> dict[str, Tensor | None]:
+    """The lengths by their names as parameters of a kernel."""
+    return dict(zip(_LENGTH_PARAMETERS, lengths, strict=True))
 
 
 def _contiguous(tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
