@@ -97,7 +97,7 @@ def doctor(
     report["route"] = {"cpu": "cpu", "npu": able[0] if able else None}
     if problem is not None:
         report["call"] = _call(
-            problem, report["npu"]["soc"], dtype, has_sinks, has_dlse, is_deterministic, target
+            problem, report["npu"]["soc"], forced, dtype, has_sinks, has_dlse, is_deterministic, target
         )
     return report
 
@@ -134,6 +134,7 @@ def _npu() -> dict[str, Any]:
 def _call(
     problem: AttentionProblem,
     soc: str | None,
+    forced: str | None,
     dtype: str,
     has_sinks: bool,
     has_dlse: bool,
@@ -141,7 +142,6 @@ def _call(
     target: str | Target | None,
 ) -> dict[str, Any]:
     machine = find_target(_OP, target or (soc if soc in fag_metadata.TARGETS else None) or DEFAULT_TARGET)
-    forced = npu_routes.parse_forced(_OP, os.environ.get(npu_routes.VARIABLE))
     if is_deterministic is None:
         is_deterministic = torch.are_deterministic_algorithms_enabled()
     report: dict[str, Any] = {"target": machine.name, "dtype": dtype}
