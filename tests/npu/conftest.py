@@ -17,7 +17,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "npu_runtime")]
 
-from stub import Stub, load  # noqa: E402 - lies in the folder above
+import raw_runtime as rt  # noqa: E402 - lies in one of these folders, like the next one
+from stub import Stub, load  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +57,15 @@ def stub(request: pytest.FixtureRequest) -> Iterator[Stub]:
 def _executors() -> None:
     """Operators of CANN's custom package and our device kernels run, the latter in Triton's interpreter."""
     load().install_executors()
+
+
+@pytest.fixture
+def stream() -> Iterator[int]:
+    """A stream of device 0, which is current, without torch."""
+    rt.use_device(0)
+    handle = rt.new_stream()
+    yield handle
+    rt.call("aclrtDestroyStream", handle)
 
 
 @pytest.fixture

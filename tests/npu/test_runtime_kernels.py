@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -22,13 +21,7 @@ TARGET = Target(name="small", cube_cores=2, vector_cores=2, l2_bytes=0)
 SIZES = {"batch_size": B, "max_seqlen_q": S1, "max_seqlen_kv": S2}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-
-@pytest.fixture(autouse=True)
-def stream() -> Iterator[int]:
-    rt.use_device(0)
-    handle = rt.new_stream()
-    yield handle
-    rt.call("aclrtDestroyStream", handle)
+pytestmark = pytest.mark.usefixtures("stream")
 
 
 class Loaded:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,13 +15,7 @@ from fag_metadata import flash_attn_metadata
 B, S1, S2, N1, N2, D = 1, 5, 7, 4, 2, 8
 GRAD = "aclnnInnerFlashAttnGrad"
 
-
-@pytest.fixture(autouse=True)
-def stream() -> Iterator[int]:
-    rt.use_device(0)
-    handle = rt.new_stream()
-    yield handle
-    rt.call("aclrtDestroyStream", handle)
+pytestmark = pytest.mark.usefixtures("stream")
 
 
 class Problem:
