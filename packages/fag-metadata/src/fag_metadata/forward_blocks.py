@@ -7,14 +7,14 @@ are one "entry" with b * n2 heads, so that a dense problem costs the same for ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .ranges import IntLike, band
+from .ranges import IntLike, band, divide
 from .terms import Layout, MaskMode
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 _ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
 _FEW_ROWS = 1 << 16
 _FEW_ROWS_PER_ENTRY = 4
+_LONG_LIST = 1024  # of more numbers it takes longer to make a list than to search them as they are
+_BLOCKS_PER_LOOKUP = 64  # a search takes as long as this many numbers of a table do to write
 _ZERO = np.zeros(1, np.int64)
 
 
@@ -84,8 +86,9 @@ class ForwardBlocks:
         self.lengths_kv = lengths_kv
         self.mask_mode = problem.mask_mode
         self.is_bnsd = self.g > 1 and problem.layout is Layout.BNSD
-        self._windows = (problem.win_left, problem.win_right)
+        self.windows = (problem.win_left, problem.win_right)
         self._all_rows: RowBlocks | None = None
+        self._row_table: Any = None  # int32, see index_rows
         self._rows_before: dict[int, Sequence[int]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -105,7 +108,7 @@ class ForwardBlocks:
 
     @cached_property
     def _band(self) -> tuple[Int64Array, Int64Array]:
-        return band(self.mask_mode, *self._windows, self.lengths_q, self.lengths_kv)
+        return band(self.mask_mode, *self.windows, self.lengths_q, self.lengths_kv)
 
     @property
     def first_diagonal(self) -> Int64Array:
@@ -151,7 +154,7 @@ class ForwardBlocks:
             row = flat = rows.before[1:].searchsorted(inside, "right")
             offset = inside - rows.before[flat]
         else:
-            entries = self._entries_of(blocks)
+            entries = self.entries_of(blocks)
             inside = blocks - self.blocks_before[entries]
             each = self.head_blocks[entries]
             heads = inside // each
@@ -159,18 +162,44 @@ class ForwardBlocks:
             heads += entries * self.heads_per_entry
             rows, begin = self._rows_around(entries)
             offset = inside + rows.before[begin]
-            flat = rows.before.searchsorted(offset, "right") - 1
+            flat = self.flat_rows(rows, offset)
             offset -= rows.before[flat]
             row = flat - begin
-        key = rows.first[flat] + offset if self._windows[0] >= 0 else offset
+        key = rows.first[flat] + offset if self.windows[0] >= 0 else offset
         return Positions(heads, row, key, offset > 0, inside)
 
-    def _entries_of(self, blocks: Int64Array) -> Int64Array:
-        """Entries of ascending block numbers; looks up whichever is fewer."""
+    def index_rows(self, lookups: int) -> None:
+        """Makes a table of the row block that every block of one head of each entry lies in, if it pays for
+        that many lookups in `entries_of` and `flat_rows`.
+        """
+        rows = self.all_rows()
+        num_blocks = int(rows.before[-1])
+        if num_blocks <= _BLOCKS_PER_LOOKUP * lookups:
+            # A block behind all lies in a row behind all.
+            which = np.arange(len(rows.before), dtype=np.int32)
+            width = np.ones(len(which), np.int64)
+            np.subtract(rows.before[1:], rows.before[:-1], out=width[:-1])
+            entry = np.arange(self.num_entries + 1)
+            self._row_table = which.repeat(width)
+            self._entry_table = entry.repeat(np.diff(rows.begin, append=(len(which) - 1, len(which))))
+
+    def entries_of(self, blocks: Int64Array) -> Int64Array:
+        """Entries of ascending block numbers, num_entries of num_blocks."""
+        if self._row_table is not None:
+            found: Int64Array = self._entry_table[self._row_table[divide(blocks, self.heads_per_entry)]]
+            return found
         if len(blocks) < self.num_entries:
-            return self.blocks_before.searchsorted(blocks, "right") - 1
-        count = np.diff(blocks.searchsorted(self.blocks_before[1:]), prepend=0)
-        return np.arange(self.num_entries).repeat(count)
+            return self.blocks_before[1:].searchsorted(blocks, "right")
+        count = np.diff(blocks.searchsorted(self.blocks_before[1:]), prepend=0, append=len(blocks))
+        return np.arange(self.num_entries + 1).repeat(count)
+
+    def flat_rows(self, rows: RowBlocks, blocks: Int64Array) -> Int64Array:
+        """Row blocks that blocks of one head of each entry lie in."""
+        has_table = self._row_table is not None and rows is self._all_rows
+        flat: Int64Array = (
+            self._row_table[blocks] if has_table else rows.before[1:].searchsorted(blocks, "right")
+        )
+        return flat
 
     def _rows_around(self, entries: Int64Array) -> tuple[RowBlocks, Int64Array]:
         """Row blocks of at least these entries (ascending), and the first one of each."""
@@ -216,8 +245,7 @@ class ForwardBlocks:
                 before = before - before[0] if begin else before
             else:
                 before = self.rows_of(np.array([entry])).before
-            # A list is faster to search, but a long one is slow to make.
-            found = before.tolist() if len(before) < 4096 else cast("Sequence[int]", before)
+            found = before.tolist() if len(before) < _LONG_LIST else cast("Sequence[int]", before.data)
             self._rows_before[entry] = found
         return found
 
@@ -232,62 +260,76 @@ class ForwardBlocks:
         rows = self.size.rows
         if len(entries) == 1:
             length_q, length_kv = int(self.lengths_q[entries[0]]), int(self.lengths_kv[entries[0]])
-            first, last = band(self.mask_mode, *self._windows, length_q, length_kv)
+            diagonals = band(self.mask_mode, *self.windows, length_q, length_kv)
             low = np.arange(0, length_q * self.g, rows)
-            return RowBlocks(*self._key_blocks(low, length_q, length_kv, first, last), _ZERO)
+            return RowBlocks(*self._key_blocks(low, length_q, length_kv, *diagonals, lambda x: x), _ZERO)
         s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
-        num_rows = -(-s1 * self.g // rows)
+        num_rows = divide(s1 * self.g + (rows - 1), rows)
         begin = num_rows.cumsum() - num_rows
         low = np.arange(0, int(num_rows.sum()) * rows, rows)
         low -= (begin * rows).repeat(num_rows)
-        spread = (s1, s2, self.first_diagonal[entries], self.last_diagonal[entries])
-        return RowBlocks(*self._key_blocks(low, *(each.repeat(num_rows) for each in spread)), begin)
+        first, last = self.first_diagonal[entries], self.last_diagonal[entries]
+        return RowBlocks(*self._key_blocks(low, s1, s2, first, last, lambda x: x.repeat(num_rows)), begin)
 
     def _key_blocks(
-        self, low: Int64Array, s1: IntLike, s2: IntLike, first_diagonal: IntLike, last_diagonal: IntLike
+        self,
+        low: Int64Array,
+        s1: IntLike,
+        s2: IntLike,
+        first_diagonal: IntLike,
+        last_diagonal: IntLike,
+        each_row: Callable[[Any], Any],
     ) -> tuple[Int64Array, Int64Array]:
         """First valid key block of row blocks that begin at the rows `low`, and the valid blocks in front of
         each (step F3): with as few array operations as there can be.
+
+        `each_row` turns a number of every entry into one of every row block.
         """
         rows, keys = self.size
         first, before = np.zeros(len(low), np.int64), np.zeros(len(low) + 1, np.int64)
+        width = divide(s2 + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK:
-            np.add.accumulate(first + -(-s2 // keys), out=before[1:])
+            np.add.accumulate(first + each_row(width), out=before[1:])
             return first, before
-        has_left = self._windows[0] >= 0
-        # The first and last query of every row block, then the first and last key they see.
-        high = low + (rows - 1)
+        # The last key that the last query of every row block sees, then its block.
         if self.is_bnsd:
-            np.minimum(high, s1 * self.g - 1, out=high)
+            s1, last = each_row(s1), each_row(last_diagonal)
+            high = np.minimum(low + (rows - 1), s1 * self.g - 1)
             head = low // s1
             inside = head == high // s1
             low = np.where(inside, low - head * s1, 0)
             high = np.where(inside, high - head * s1, s1)  # one too many, as in CANN; clipped below
-        elif self.g > 1:
-            high //= self.g
-            low = low // self.g if has_left else low
-        high += last_diagonal
+            stop = divide(high + (last + keys), keys)
+        else:
+            stop = divide(low + each_row(self.g * (last_diagonal + keys) + (rows - 1)), self.g * keys)
         # Of a low last row block the last query sees the last key, so that no other limit is needed.
-        np.minimum(high, s2 - 1, out=high)
-        high //= keys
-        high += 1
+        np.minimum(stop, each_row(width), out=stop)
         if not isinstance(last_diagonal, int) or last_diagonal < 0:
-            np.maximum(high, 0, out=high)
-        if has_left:
-            low = low + first_diagonal
-            is_hidden = (low >= s2) | (high == 0)
+            np.maximum(stop, 0, out=stop)
+        if self.windows[0] >= 0:
+            if self.g > 1 and not self.is_bnsd:
+                low = divide(low, self.g)
+            low = low + each_row(first_diagonal)
+            is_hidden = (low >= each_row(s2)) | (stop == 0)
             first = np.maximum(low, 0) // keys
-            first[is_hidden] = high[is_hidden] = 0
-            high -= first
-        np.add.accumulate(high, out=before[1:])
+            first[is_hidden] = stop[is_hidden] = 0
+            stop -= first
+        np.add.accumulate(stop, out=before[1:])
         return first, before
 
     def _count_head_blocks(self) -> Int64Array:
         """Valid blocks of a head of every entry; of very many row blocks some are listed at a time."""
+        height, keys = self.size
+        num_rows = divide(self.lengths_q * self.g + (height - 1), height)
+        width = divide(self.lengths_kv + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK or not self.num_entries:
-            counts: Int64Array = (-self.lengths_q * self.g // self.size.rows) * (
-                -self.lengths_kv // self.size.keys
-            )
+            return num_rows * width
+        step = self.g * keys // height  # row blocks after which one more key block is visible
+        if self.mask_mode is MaskMode.CAUSAL and step * height == self.g * keys and not self.is_bnsd:
+            # All but the last row block, which sees all keys: r has floor((r + before) / step) + 1, if any.
+            before = divide(self.g * self.last_diagonal + (height - 1), height)
+            counts: Int64Array = _ramp(num_rows - 1 + before, step) - _ramp(before, step) + width
+            counts[num_rows == 0] = 0
             return counts
         if self._rows_are_few:
             rows = self.all_rows()
@@ -309,3 +351,12 @@ class ForwardBlocks:
 
 def _all_equal(values: Int64Array) -> bool:
     return bool((values == values[0]).all())
+
+
+def _ramp(n: Int64Array, step: int) -> Int64Array:
+    """The sum of floor(i / step) + 1 over 0 <= i < n; 0 for a negative n."""
+    n = np.maximum(n, 0)
+    whole = divide(n, step)
+    # step * (1 + ... + whole), and whole + 1 of each i behind
+    sums: Int64Array = (whole + 1) * (n - whole * step) + step * (whole * (whole + 1) >> 1)
+    return sums

@@ -72,6 +72,31 @@ def pack_forward(
     return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
 
 
+def pack_alike(
+    blocks: ForwardBlocks,
+    num_sections: int,
+    first: Cuts,
+    last: Cuts,
+    cube_cores: int,
+    vector_cores: int,
+    num_vectors: int,
+) -> ForwardSplit:
+    """The same for sections of equal heads, all of which are cut like the first one, except the last one."""
+    tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
+    has_merges = _pack_sections(blocks, first, None, fa[:1], fd[:1], num_vectors)
+    fa[1:-1], fd[1:-1] = fa[0], fd[0]
+    if first is last:
+        fa[-1], fd[-1] = fa[0], fd[0]
+    else:
+        has_merges |= _pack_sections(blocks, last, None, fa[-1:], fd[-1:], num_vectors)
+    heads = np.arange(0, num_sections * int(first.section_ends[0]), int(first.section_ends[0]))[:, None]
+    for sections, cuts in ((slice(1, -1), first), (slice(-1, None), last)):
+        fa[sections, : len(cuts.done), 0] += heads[sections]
+        fa[sections, : len(cuts.done), 3] += heads[sections]
+        fd[sections, :, 0] += heads[sections] * (fd[sections, :, 5] > 0)
+    return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
+
+
 def _pack_sections(
     blocks: ForwardBlocks,
     cuts: Cuts,
@@ -83,7 +108,8 @@ def _pack_sections(
     """The same for some sections, the first of which starts at head 0; `section` is that of every used core
     (None: there is one). Returns whether there are merges.
     """
-    last = -1 if section is None else cuts.num_used.cumsum() - 1  # used core of each section
+    # The last used core of each section.
+    last: slice | Int64Array = slice(-1, None) if section is None else cuts.num_used.cumsum() - 1
     rows = fa.reshape(-1, ROW_WORDS)
     is_dense = section is None or len(section) == len(rows)
     words = rows[: len(cuts.done)] if is_dense else np.zeros((len(cuts.done), ROW_WORDS), np.int32)
@@ -96,11 +122,11 @@ def _pack_sections(
             words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
         places.is_inside_row[last] = False
         has_merges = bool(np.count_nonzero(places.is_inside_row))
-    if has_merges and not (section is None and _write_pairs(fd, words, blocks, places, num_vectors)):
+    if has_merges and not (section is None and _write_pairs(fd, words, blocks, cuts, places, num_vectors)):
         words[:, 6], merges = _find_merges(blocks, places, section, last)
         _write_merges(fd, merges, num_vectors)
     words[last, 3:6] = 0
-    words[last, 3] = blocks.num_heads if section is None else cuts.section_ends
+    words[last, 3] = cuts.section_ends
     words[1:, 0:3] = words[:-1, 3:6]
     if not is_dense:
         fa[np.arange(fa.shape[1]) < cuts.num_used[:, None]] = words
@@ -111,6 +137,7 @@ def _write_pairs(
     fd: Int32Array,
     words: Int32Array,
     blocks: ForwardBlocks,
+    cuts: Cuts,
     places: Positions,
     num_vectors: int,
 ) -> bool:
@@ -127,7 +154,7 @@ def _write_pairs(
     if full_rows % rows and int(row.max()) == full_rows // rows:
         return False  # the last row block of a head is lower
     # Ranges of at least the widest row block cannot share one with two others.
-    if blocks.num_blocks // len(places.row) < -(-int(blocks.lengths_kv[0]) // blocks.size.keys) and (
+    if int(cuts.done[-1]) // len(places.row) < -(-int(blocks.lengths_kv[0]) // blocks.size.keys) and (
         np.count_nonzero((row[1:] == row[:-1]) & (head[1:] == head[:-1]))
     ):
         return False
@@ -148,7 +175,7 @@ def _write_pairs(
 
 
 def _find_merges(
-    blocks: ForwardBlocks, places: Positions, section: Int64Array | None, last: Int64Array | int
+    blocks: ForwardBlocks, places: Positions, section: Int64Array | None, last: Int64Array | slice
 ) -> tuple[Int64Array, _Merges]:
     """Numbers the partial results: one slot for every core that does part of a row block (F7.1, F7.7, F7.8).
 
@@ -169,8 +196,9 @@ def _find_merges(
     num_parts[1:] -= num_parts[:-1].copy()
     num_parts += 1
     if section is not None:
+        assert not isinstance(last, slice)
         first = np.zeros_like(last)
-        first[1:] = np.asarray(last)[:-1] + 1
+        first[1:] = last[:-1] + 1
         slots -= slots[first][section]
         section = section[closing]
     head, row = head[closing - 1], row[closing - 1]

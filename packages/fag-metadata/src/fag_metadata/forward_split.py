@@ -8,14 +8,14 @@ greedy loops (heads, rows, blocks) are searches in running sums; loops run over 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
-from .forward_pack import BoolArray, Cuts, pack_forward
+from .forward_pack import BoolArray, Cuts, pack_alike, pack_forward
 from .layout import ForwardSplit
-from .ranges import IntLike
+from .ranges import IntLike, band
 from .terms import INT32_MAX, MaskMode
 
 if TYPE_CHECKING:
@@ -39,8 +39,16 @@ def split_forward(problem: AttentionProblem, target: Target) -> ForwardSplit:
     blocks = ForwardBlocks(problem, size)
     num_cores = cap_cores(problem, size, target.cube_cores)
     ends = split_sections(blocks, problem.d, problem.dv, num_cores)
-    cuts = cut_sections(blocks, ends, num_cores)
-    return pack_forward(blocks, cuts, target.cube_cores, target.vector_cores, num_cores * ratio)
+    rows = target.cube_cores, target.vector_cores, num_cores * ratio
+    if blocks.num_entries > 1 and len(ends) > 1:
+        return pack_forward(blocks, cut_sections(blocks, ends, num_cores), *rows)
+    first = _cut_one_section(blocks, ends[0], num_cores)
+    if len(ends) == 1:
+        return pack_forward(blocks, first, *rows)
+    # Sections of equal heads are all alike, but for what remains at the end.
+    rest = ends[-1] - ends[-2]
+    last = first if rest == ends[0] else _cut_one_section(blocks, rest, num_cores)
+    return pack_alike(blocks, len(ends), first, last, *rows)
 
 
 def cann_block_size(problem: AttentionProblem, ratio: int) -> BlockSize:
@@ -87,15 +95,23 @@ def split_sections(blocks: ForwardBlocks, d: int, dv: int, num_cores: int) -> li
         or (4 * total_q * d + 2 * total_kv * (d + dv)) * blocks.heads_per_entry <= _L2_BUDGET_BYTES
     ):
         return one  # a mask can only make the estimate smaller
-    s1, s2 = blocks.lengths_q, blocks.lengths_kv
-    first, last = blocks.first_diagonal, blocks.last_diagonal
-    rows = np.minimum(s1, s2 - first) - np.maximum(0, -last)
-    keys = np.minimum(s2, s1 + last) - np.maximum(0, first)
-    is_hidden = (last <= first) | (first >= s2) | (last <= -s1)
-    head_bytes = np.where(is_hidden, 0, 4 * d * rows + 2 * (d + dv) * keys)
-    if int(head_bytes.max()) <= largest_kept:
-        return one
-    return _cut_heads(blocks, head_bytes)
+    if blocks.num_entries == 1:
+        band_of_all = band(blocks.mask_mode, *blocks.windows, longest_q, longest_kv)
+        each = _head_bytes(longest_q, longest_kv, *band_of_all, d, dv)
+        heads = max(1, _L2_BUDGET_BYTES // max(each, 1))
+        return one if each <= largest_kept else [*range(heads, blocks.num_heads, heads), *one]
+    bands = blocks.first_diagonal, blocks.last_diagonal
+    head_bytes = _head_bytes(blocks.lengths_q, blocks.lengths_kv, *bands, d, dv)
+    return one if int(head_bytes.max()) <= largest_kept else _cut_heads(blocks, head_bytes)
+
+
+def _head_bytes(s1: IntLike, s2: IntLike, first: IntLike, last: IntLike, d: int, dv: int) -> Any:
+    """Bytes of a head's queries, keys, values and results, as far as they lie in the band of the mask."""
+    lower, upper = (min, max) if isinstance(s1, int) else (np.minimum, np.maximum)
+    queries = lower(s1, s2 - first) - upper(0, -last)
+    keys = lower(s2, s1 + last) - upper(0, first)
+    is_seen = (last > first) & (first < s2) & (last > -s1)
+    return is_seen * (4 * d * queries + 2 * (d + dv) * keys)
 
 
 def _cut_heads(blocks: ForwardBlocks, head_bytes: Int64Array) -> list[int]:
@@ -104,10 +120,10 @@ def _cut_heads(blocks: ForwardBlocks, head_bytes: Int64Array) -> list[int]:
     before_entry = [0, *np.add.accumulate(head_bytes * per).tolist()]  # lists are searched faster
     each_of: list[int] = head_bytes.tolist()
     ends = []
-    done = 0
+    done = entry = 0
     while True:
         limit = done + _L2_BUDGET_BYTES  # the head that ends behind it does not fit any more
-        entry = bisect_right(before_entry, limit) - 1
+        entry = bisect_right(before_entry, limit, entry) - 1
         if entry == num_entries:
             break
         before, each = before_entry[entry], each_of[entry]
@@ -123,6 +139,29 @@ def _cut_heads(blocks: ForwardBlocks, head_bytes: Int64Array) -> list[int]:
     return [*ends, blocks.num_heads]
 
 
+def _cut_one_section(blocks: ForwardBlocks, num_heads: int, num_cores: int) -> Cuts:
+    """Cuts the blocks of the first heads, with merging where CANN would merge (steps F5, F7, F8)."""
+    total = blocks.num_blocks
+    if num_heads < blocks.num_heads:  # all heads are equal
+        total = total // blocks.num_heads * num_heads
+    used = min(num_cores, total)
+    if not used:  # one core steps over all heads
+        return Cuts(np.array([num_heads]), np.ones(1, np.int64), np.zeros(1, np.int64), None)
+    cuts, stuck, is_heavy = _cut_rows(blocks, 0, 0, total, used, _heaviest(total, used))
+    stays = None
+    if is_heavy:
+        left = _left_with_merging(total, used, np.arange(used, -1, -1))
+        done = total - left[1:]
+        if blocks.has_empty_first_rows:
+            stays = _stays_with_merging(left, used)
+    else:
+        done = np.array(cuts)
+        if stuck:
+            stays = np.zeros(len(cuts), np.bool_)
+            stays[stuck] = True
+    return Cuts(np.array([num_heads]), np.array([len(done)]), done, stays)
+
+
 class _Sections(NamedTuple):
     """Of every section: first head, blocks of the problem up to its end, its blocks, the cores that get some,
     and the blocks of a core from which on rows are cut and merged.
@@ -136,48 +175,35 @@ class _Sections(NamedTuple):
 
 
 def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts:
-    """Cuts the blocks of every section, with merging where CANN would merge (steps F5, F7, F8)."""
-    if len(ends) == 1:
-        return _cut_one_section(blocks, ends, num_cores)
+    """The same for the sections of a ragged batch that end behind these heads."""
     section_ends = np.array(ends, np.int64)
     stop = blocks.before_head(section_ends)
     total = np.diff(stop, prepend=0)
     used = np.minimum(total, num_cores)
-    heaviest = -(-total // np.maximum(used, 1)) + _MIN_MERGE_GAIN_BLOCKS
-    sections = _Sections(np.append(0, section_ends[:-1]), stop, total, used, heaviest)
-    is_many = len(ends) > _FEW_SECTIONS and blocks.num_entries > 1 and int(used.min()) == num_cores
+    sections = _Sections(
+        np.append(0, section_ends[:-1]), stop, total, used, _heaviest(total, np.maximum(used, 1))
+    )
+    is_busy = int(used.min()) == num_cores
+    is_many = len(ends) > _FEW_SECTIONS and is_busy
     cut = _cut_rows_together if is_many else _cut_rows_one_by_one
-    done, stays, count, is_heavy = cut(blocks, sections, num_cores)
-    merged = is_heavy.nonzero()[0]
-    if merged.size:
-        count[merged] = used[merged]
-        cores = used[merged, None]
+    done, stays, is_heavy = cut(blocks, sections, num_cores)
+    if is_heavy.any():
+        # A slice is indexed in half the time.
+        merged: Any = slice(None) if is_heavy.all() else is_heavy.nonzero()[0]
+        cores: IntLike = num_cores if is_busy else used[merged, None]
         left = _left_with_merging(total[merged, None], cores, cores - np.arange(num_cores + 1))
         done[merged] = stop[merged, None] - left[:, 1:]
         stays[merged] = _stays_with_merging(left, cores) if blocks.has_empty_first_rows else False
+    count = 1 + np.count_nonzero(done < stop[:, None], axis=1)
     if int(count.min()) == num_cores:
         return Cuts(section_ends, count, done.ravel(), stays.ravel())
     is_used = np.arange(num_cores) < count[:, None]
     return Cuts(section_ends, count, done[is_used], stays[is_used])
 
 
-def _cut_one_section(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts:
-    """The same for the common case, without the cost of one more dimension."""
-    total = blocks.num_blocks
-    used = min(num_cores, total)
-    if not used:  # one core steps over all heads
-        return Cuts(np.array(ends), np.ones(1, np.int64), np.zeros(1, np.int64), None)
-    heaviest = -(-total // used) + _MIN_MERGE_GAIN_BLOCKS
-    cuts, stuck, is_heavy = _cut_rows(blocks, 0, 0, total, used, heaviest)
-    if is_heavy:
-        left = _left_with_merging(total, used, np.arange(used, -1, -1))
-        stays = _stays_with_merging(left, used) if blocks.has_empty_first_rows else None
-        return Cuts(np.array(ends), np.array([used]), total - left[1:], stays)
-    stays = None
-    if stuck:
-        stays = np.zeros(len(cuts), np.bool_)
-        stays[stuck] = True
-    return Cuts(np.array(ends), np.array([len(cuts)]), np.array(cuts), stays)
+def _heaviest(total: IntLike, used: IntLike) -> Any:
+    """The blocks of the worst core up to which whole rows are good enough."""
+    return -(-total // used) + _MIN_MERGE_GAIN_BLOCKS
 
 
 def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> Int64Array:
@@ -190,7 +216,7 @@ def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> In
     quotient = total // used
     rest = total - quotient * used
     left: Int64Array = quotient * to_come
-    left += np.minimum(rest, np.maximum(to_come + (rest - used), (2 * to_come + 1) // 3))
+    left += np.minimum(rest, np.maximum(rest + (to_come - used), (2 * to_come + 1) // 3))
     return left
 
 
@@ -215,9 +241,12 @@ def _cut_rows(
         first row block has no blocks (that one has no tolerance); whether it ended early.
     """
     before_entry, head_blocks = blocks.blocks_before, blocks.head_blocks
-    is_uniform = blocks.num_entries == 1
     entry = head // blocks.heads_per_entry
-    before, each = int(before_entry[entry]), int(head_blocks[entry])
+    before, behind_entry, each = (
+        int(before_entry[entry]),
+        int(before_entry[entry + 1]),
+        int(head_blocks[entry]),
+    )
     rows = blocks.rows_before(entry)
     width = rows[1] if each else 0  # a head without blocks is left at once
     cuts: list[int] = []
@@ -225,7 +254,7 @@ def _cut_rows(
     done = begin
     for cores in range(num_used, 0, -1):
         left = stop - done
-        take = (3 * left + cores) // (3 * cores)
+        take = (left + cores // 3) // cores
         if take < width:
             take = width
         if take > heaviest:  # this core or, if only the mean is too much, one of those behind
@@ -234,11 +263,10 @@ def _cut_rows(
             cuts.append(stop)
             break
         reach = done + take
-        if not is_uniform:
-            found = bisect_right(before_entry, reach) - 1
-            if found != entry:
-                entry, before = found, int(before_entry[found])
-                each, rows = int(head_blocks[found]), blocks.rows_before(found)
+        if reach >= behind_entry:
+            entry = bisect_right(before_entry, reach) - 1
+            before, behind_entry = int(before_entry[entry]), int(before_entry[entry + 1])
+            each, rows = int(head_blocks[entry]), blocks.rows_before(entry)
         inside = (reach - before) % each
         row = bisect_right(rows, inside)
         behind = rows[row - 1]
@@ -254,42 +282,32 @@ def _cut_rows(
 
 def _cut_rows_one_by_one(
     blocks: ForwardBlocks, sections: _Sections, num_cores: int
-) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
-    """The same for several sections: done and stays, (sections, num_cores) each, the used cores of each, and
-    whether one is heavier than allowed: then the others mean nothing.
+) -> tuple[Int64Array, BoolArray, BoolArray]:
+    """The same for several sections: done, which is the section's end for a core that is not used, and stays,
+    (sections, num_cores) each; whether a core is heavier than allowed: then the others mean nothing.
     """
     heads, stop, total, used, heaviest = sections
-    done = np.zeros((len(stop), num_cores), np.int64)
+    done = stop.repeat(num_cores).reshape(-1, num_cores)
     stays = np.zeros(done.shape, np.bool_)
-    count = np.ones_like(stop)
     is_heavy = np.zeros(len(stop), np.bool_)
-    done[:, 0] = stop  # where a section has no blocks, one core steps over its heads
-    known: dict[int, tuple[list[int], list[int], bool]] = {}
     for idx in used.nonzero()[0].tolist():
-        num_blocks, end = int(total[idx]), int(stop[idx])
-        begin = end - num_blocks
-        # With one entry, sections of as many heads are all alike.
-        found = known.get(num_blocks) if blocks.num_entries == 1 else None
-        if found is None:
-            found = _cut_rows(blocks, int(heads[idx]), begin, end, int(used[idx]), int(heaviest[idx]))
-            if blocks.num_entries == 1:
-                found = known[num_blocks] = ([cut - begin for cut in found[0]], found[1], found[2])
-        cuts, stuck, is_heavy[idx] = found
-        count[idx] = len(cuts)
+        end = int(stop[idx])
+        cuts, stuck, is_heavy[idx] = _cut_rows(
+            blocks, int(heads[idx]), end - int(total[idx]), end, int(used[idx]), int(heaviest[idx])
+        )
         done[idx, : len(cuts)] = cuts
-        if blocks.num_entries == 1:
-            done[idx, : len(cuts)] += begin
         stays[idx, stuck] = True
-    return done, stays, count, is_heavy
+    return done, stays, is_heavy
 
 
 def _cut_rows_together(
     blocks: ForwardBlocks, sections: _Sections, num_cores: int
-) -> tuple[Int64Array, BoolArray, Int64Array, BoolArray]:
+) -> tuple[Int64Array, BoolArray, BoolArray]:
     """The same, all sections at once: for the many sections of a long ragged batch, all of which use all
     cores.
     """
     heads, stop, total, _, heaviest = sections
+    blocks.index_rows(2 * num_cores * len(stop))
     rows = blocks.all_rows()
     row_width = np.diff(rows.before, append=rows.before[-1])  # with one of no blocks behind all
     # Of every entry, and of one behind all: blocks in front, in a head, and in rows of one head in front.
@@ -300,18 +318,20 @@ def _cut_rows_together(
     may_stick = blocks.has_empty_first_rows
     done = np.empty((num_cores, len(stop)), np.int64)
     stays = np.zeros(done.shape, np.bool_)
-    now = begin = stop - total
+    most = np.zeros_like(stop)
+    now = stop - total
     entry = heads // blocks.heads_per_entry
     width = np.where(blocks.head_blocks[entry] > 0, first_width[entry], 0)
     for i in range(num_cores):
         cores = num_cores - i
         left = stop - now
         take = np.minimum(np.maximum((left + cores // 3) // cores, width), left)
+        np.maximum(most, take, out=most)
         reach = now + take  # where the section ends this is where the next begins
-        entry = before[1:].searchsorted(reach, "right")
+        entry = blocks.entries_of(reach)
         inside = (reach - before[entry]) % each[entry]
         place = inside + base[entry]
-        row = rows.before[1:].searchsorted(place, "right")
+        row = blocks.flat_rows(rows, place)
         now = np.subtract(reach, place - rows.before[row], out=done[i])
         if may_stick:
             limit = np.maximum(3 * left // cores, 3 * width)
@@ -320,6 +340,4 @@ def _cut_rows_together(
         width = row_width[row]
         if may_stick:
             width[stays[i]] = 0
-    heavy = np.diff(done, axis=0, prepend=begin[None]).max(axis=0) > heaviest
-    count = num_cores + 1 - (done == stop).sum(axis=0)
-    return np.ascontiguousarray(done.T), np.ascontiguousarray(stays.T), count, heavy
+    return np.ascontiguousarray(done.T), np.ascontiguousarray(stays.T), most > heaviest
