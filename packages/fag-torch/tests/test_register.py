@@ -203,6 +203,27 @@ fag_torch.flash_attention(leaf, q, q).sum().backward()
     python(folder, code)
 
 
+@pytest.mark.parametrize("first", ["fag_torch", CANN])
+def test_package_that_serves_the_cpu(tmp_path, first):
+    """What its operator does on the CPU is what our function returns."""
+    second = CANN if first == "fag_torch" else "fag_torch"
+    tail = """
+def cpu(q, *args, **kwargs):
+    return q.clone(), q.new_zeros(7)
+library.impl("flash_attn", cpu, "CPU")
+"""
+    code = f"""
+import torch, {first}
+import {second}
+import fag_torch
+q = torch.randn(1, 5, 2, 8)
+for call in (fag_torch.flash_attn, torch.ops.cann_ops_transformer.flash_attn):
+    out, lse = call(q, q, q)
+    assert torch.equal(out, q) and lse.shape == (7,)
+"""
+    python(stand_in(tmp_path, tail=tail), code)
+
+
 # ---- NPU tensors
 # ------------------------------------------------------------------------------------------------------
 

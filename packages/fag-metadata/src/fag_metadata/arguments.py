@@ -261,6 +261,8 @@ def check_block_table(op: str, block_table: Any) -> None:
 
 def check_softmax_scale(op: str, value: Any) -> float:
     """Returns softmax_scale as a float; it must be finite."""
+    if type(value) is float and abs(value) <= FLOAT32_MAX:
+        return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise type_error(op, "softmax_scale", "must be a float", f"{type(value).__name__} {value!r:.60}")
     scale = float(value)

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from fag_torch import direct
+from fag_torch.schema import CANN_NAMESPACE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,13 +32,13 @@ def attention_forward(keyset: Any, *args: Any, **scalars: Any) -> Any:
     _refuse_transforms("flash_attention", args)
     if torch.is_grad_enabled() and _requires_grad(args):
         return _Attention.apply(keyset, scalars, *args)  # type: ignore[no-untyped-call]
-    return _below_autograd(torch.ops.fag.attention_forward.default, keyset, args, scalars)
+    return _below_autograd("fag::attention_forward", keyset, args, scalars)
 
 
 def attention_backward(keyset: Any, *args: Any, **scalars: Any) -> Any:
     """`fag::attention_backward` under autograd: computes, and refuses to be differentiated."""
     _refuse_transforms("flash_attention", args)
-    return _not_differentiable(torch.ops.fag.attention_backward.default, keyset, args, scalars, _SECOND)
+    return _not_differentiable("fag::attention_backward", keyset, args, scalars, _SECOND)
 
 
 def raw_operator(name: str) -> Callable[..., Any]:
@@ -54,8 +57,7 @@ def raw_operator(name: str) -> Callable[..., Any]:
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_transforms(name, args)
-        op = getattr(torch.ops.cann_ops_transformer, name).default
-        return _not_differentiable(op, keyset, args, kwargs, refusal)
+        return _not_differentiable(f"{CANN_NAMESPACE}::{name}", keyset, args, kwargs, refusal)
 
     return kernel
 
@@ -79,8 +81,8 @@ class _Attention(torch.autograd.Function):
         ctx: Any, keyset: Any, scalars: dict[str, Any], *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         scalars.pop("is_grad_enabled", None)
-        op = torch.ops.fag.attention_forward.default
-        out, lse = _below_autograd(op, keyset, tensors, {**scalars, "is_grad_enabled": True})
+        asked = {**scalars, "is_grad_enabled": True}
+        out, lse = _below_autograd("fag::attention_forward", keyset, tensors, asked)
         ctx.save_for_backward(*tensors, out, lse)
         ctx.scalars = scalars
         ctx.set_materialize_grads(False)
@@ -110,9 +112,9 @@ class _NotDifferentiable(torch.autograd.Function):
     """Runs an operator; a backward through its outputs raises."""
 
     @staticmethod
-    def forward(ctx: Any, op: Any, keyset: Any, kwargs: dict[str, Any], refusal: str, *args: Any) -> Any:
+    def forward(ctx: Any, name: str, keyset: Any, kwargs: dict[str, Any], refusal: str, *args: Any) -> Any:
         ctx.refusal = refusal
-        return _below_autograd(op, keyset, args, kwargs)
+        return _below_autograd(name, keyset, args, kwargs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -120,20 +122,26 @@ class _NotDifferentiable(torch.autograd.Function):
 
 
 def _not_differentiable(
-    op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
+    name: str, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: str
 ) -> Any:
     if torch.is_grad_enabled() and _requires_grad(args):
-        return _NotDifferentiable.apply(op, keyset, kwargs, refusal, *args)  # type: ignore[no-untyped-call]
-    return _below_autograd(op, keyset, args, kwargs)
+        return _NotDifferentiable.apply(name, keyset, kwargs, refusal, *args)  # type: ignore[no-untyped-call]
+    return _below_autograd(name, keyset, args, kwargs)
 
 
-def _below_autograd(op: Any, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _below_autograd(name: str, keyset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operator of that qualified name without autograd, where nothing is differentiated."""
+    run = direct.below_autograd(name, keyset)
+    if run is not None:
+        return run(*args, **kwargs)
+    namespace, _, op = name.partition("::")
     with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+        below = keyset & torch._C._after_autograd_keyset
+        return getattr(getattr(torch.ops, namespace), op).default.redispatch(below, *args, **kwargs)
 
 
 def _requires_grad(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    return any(getattr(arg, "requires_grad", False) for arg in args)  # isinstance takes 3 us more
 
 
 def _refuse_transforms(name: str, args: tuple[Any, ...]) -> None:

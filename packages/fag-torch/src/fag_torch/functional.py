@@ -14,8 +14,8 @@ import torch
 from fag_metadata import MaskMode
 from fag_metadata.arguments import check_softmax_scale, parse_int, parse_layout
 from fag_metadata.errors import UnsupportedError, type_error
+from fag_torch import direct, npu_host
 from fag_torch import metadata as _metadata
-from fag_torch import npu_host
 from fag_torch.cpu import FRONT
 from fag_torch.errors import OperatorError
 from fag_torch.prepare import LENGTH_NAMES
@@ -193,13 +193,19 @@ def flash_attn(
         (torch.Size([2, 5, 8, 64]), torch.Size([2, 8, 5]))
     """
     op = "flash_attn"
-    _check_tensors(
-        op, required={"q": q, "k": k, "v": v}, block_table=block_table, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
-        metadata=metadata, attn_mask=attn_mask,
+    optional = (
+        block_table, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata, attn_mask
     )  # fmt: skip
+    run = direct.instead_of("cann_ops_transformer::flash_attn", (q, k, v), optional)
+    if run is None:
+        _check_tensors(
+            op, required={"q": q, "k": k, "v": v}, block_table=block_table, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
+            metadata=metadata, attn_mask=attn_mask,
+        )  # fmt: skip
+        run = torch.ops.cann_ops_transformer.flash_attn
     return _call(  # type: ignore[no-any-return]
-        torch.ops.cann_ops_transformer.flash_attn,
+        run,
         q, k, v, block_table, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
         _scale(op, softmax_scale), _mask_mode(op, mask_mode), attn_mask,
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
@@ -405,13 +411,17 @@ def flash_attention(
         >>> q.grad.shape
         torch.Size([2, 128, 8, 64])
     """
-    _check_tensors(
-        FRONT, required={"q": q, "k": k, "v": v}, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv,
-        seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks, metadata=metadata,
-    )  # fmt: skip
-    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    optional = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata)
+    run = direct.instead_of("fag::attention_forward", (q, k, v), optional)
+    if run is None:
+        _check_tensors(
+            FRONT, required={"q": q, "k": k, "v": v}, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv,
+            seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks, metadata=metadata,
+        )  # fmt: skip
+        q, k, v = _autocast(q), _autocast(k), _autocast(v)
+        run = torch.ops.fag.attention_forward
     out, lse = _call(
-        torch.ops.fag.attention_forward,
+        run,
         q, k, v, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
         softmax_scale=None if softmax_scale is None else _scale(FRONT, softmax_scale),
         mask_mode=_mask_mode(FRONT, mask_mode),
@@ -458,8 +468,8 @@ def _mask_mode(op: str, value: Any) -> int:
     """The int of a mask mode. Usual forms first: torch.compile of older releases cannot follow the rest."""
     if type(value) is str and value.upper() in _MODES:
         return _MODES[value.upper()]
-    if type(value) is int:
-        return value  # the operator refuses the wrong ones
+    if type(value) is int or type(value) is MaskMode:
+        return int(value)  # the operator refuses the wrong ones
     return int(MaskMode.parse(op, value))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch.library import Library, register_fake
 
-from fag_torch import autograd, coexist, cpu, meta, metadata, npu
+from fag_torch import autograd, coexist, cpu, direct, meta, metadata, npu
 from fag_torch.errors import through_torch_ops
 from fag_torch.schema import CANN_NAMESPACE, CANN_SCHEMAS, FAG_NAMESPACE, FAG_SCHEMAS
 
@@ -113,6 +113,9 @@ class Registrations:
         Args:
             *namespaces: Of torch.ops.
         """
+        for row in self.rows:
+            if row.namespace in namespaces:
+                direct.IMPLEMENTATIONS.pop(f"{row.namespace}::{row.op}", None)
         self.rows = [row for row in self.rows if row.namespace not in namespaces]
         self.foreign = [name for name in self.foreign if name.partition("::")[0] not in namespaces]
         for namespace in namespaces:
@@ -130,6 +133,8 @@ class Registrations:
             register_fake(name, row.kernel, lib=library)
         else:
             library.impl(row.op, row.kernel, row.key, with_keyset=row.with_keyset)  # type: ignore[no-untyped-call]
+            if row.key == "CPU":
+                direct.IMPLEMENTATIONS[name] = row.kernel
         self.rows.append(row)
 
 
