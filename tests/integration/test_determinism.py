@@ -173,7 +173,7 @@ def test_metadata_for_cpu_given_or_not_is_the_same(layout: str, mask: str) -> No
 # ---- instruction-set levels ------------------------------------------------------------------------------
 
 LEVELS = fag_kernel.abi.cpu_levels()
-ORDER = ("portable", "avx2", "avx512", "avx512_bf16")
+ORDER = ("portable", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16")
 
 
 def test_levels_are_known_and_in_order() -> None:

@@ -17,6 +17,8 @@ DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.f
 # Relative L2 error of an output: rounding of the type, and of P and dS as operands of products in that type.
 BOUND = {"float16": 1e-3, "bfloat16": 5e-3, "float32": 2e-6}
 LAYOUTS = ("BSND", "BNSD", "TND")
+# Instruction-set levels of all architectures; those of one architecture are in ascending order.
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16")
 CAUSAL, WINDOW = 3, 4
 
 

@@ -1,17 +1,21 @@
 """The thread pool: fork, concurrent callers, thread counts, the caller's float state."""
 
+import contextlib
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fag_kernel import abi
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cpu_cases import CAUSAL, Case, assert_same_bits
+from cpu_cases import CAUSAL, LEVELS, Case, assert_same_bits
 
 
 def small():
@@ -160,25 +164,58 @@ def test_tiny_calls_in_a_row():
         assert_same_bits(case.run(threads=4), expected)
 
 
-def test_the_flush_to_zero_state_of_the_caller_does_not_matter():
-    """Frameworks set flush-to-zero in the calling thread only; who computes what must not show."""
-    torch = pytest.importorskip("torch", reason="torch is the usual way to set flush-to-zero")
+# Where glibc's fenv_t holds the control word of the vector units, and the bits in it.
+FLOAT_CONTROL = {
+    "x86_64": {"offset": 28, "flush": 0x8040, "upward": 0x4000},  # MXCSR: FTZ and DAZ; RC
+    "aarch64": {"offset": 0, "flush": 1 << 24, "upward": 1 << 22},  # FPCR: FZ; RMode
+}
+
+
+@contextlib.contextmanager
+def float_control(name):
+    """Sets the bits of FLOAT_CONTROL in the calling thread, as frameworks do (torch.set_flush_denormal)."""
+    layout, libm = FLOAT_CONTROL[platform.machine()], ctypes.CDLL(None)
+    before = (ctypes.c_uint32 * 8)()
+    assert libm.fegetenv(before) == 0
+    changed = type(before)(*before)
+    changed[layout["offset"] // 4] |= layout[name]
+    assert libm.fesetenv(changed) == 0
+    try:
+        yield
+    finally:
+        assert libm.fesetenv(before) == 0
+
+
+def subnormal_sum():
+    return np.full(1, 2e-39, np.float32) + np.full(1, 1e-45, np.float32)
+
+
+def inexact_sum():
+    return np.ones(1, np.float32) + np.full(1, 1e-9, np.float32)
+
+
+@pytest.mark.skipif(
+    platform.machine() not in FLOAT_CONTROL or platform.libc_ver()[0] != "glibc",
+    reason="knows the layout of glibc's fenv_t on x86-64 and aarch64 only",
+)
+@pytest.mark.parametrize(("name", "shows"), [("flush", subnormal_sum), ("upward", inexact_sum)])
+def test_the_float_state_of_the_caller_does_not_matter(name, shows):
+    """It belongs to the calling thread only; who computes what must not show."""
     case = Case("BSND", dtype="float32", n1=4, n2=4, d=16, b=1, s1=150, s2=150)
     case.dout *= 1e-38
-    expected = case.run(threads=1)
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU cannot flush subnormals")
-    try:
-        assert_same_bits(case.run(threads=1), expected)
-        assert_same_bits(case.run(threads=2), expected)
-    finally:
-        torch.set_flush_denormal(False)
+    expected, usual = case.run(threads=1), shows()
+    with float_control(name):
+        changed = shows()
+        alone, together, after = case.run(threads=1), case.run(threads=2), shows()
+    assert changed != usual, "the state has an effect"
+    assert after == changed, "the caller has its state back"
+    assert_same_bits(alone, expected)
+    assert_same_bits(together, expected)
 
 
 def test_levels_are_ordered_and_capped():
-    names = ("portable", "avx2", "avx512", "avx512_bf16")
     available = abi.cpu_levels()
-    assert available == tuple(name for name in names if name in available)
+    assert available == tuple(name for name in LEVELS if name in available)
     assert available[0] == "portable"
     assert abi.cpu_level() == available[-1]
     show = "from fag_kernel import abi; print(abi.cpu_levels(), abi.cpu_level())"

@@ -151,6 +151,9 @@ extern const Isa isa_portable;
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
 extern const Isa isa_avx512_bf16;
+#elif defined(__aarch64__)
+extern const Isa isa_neon;
+extern const Isa isa_neon_bf16;
 #endif
 
 }  // namespace fag::cpu

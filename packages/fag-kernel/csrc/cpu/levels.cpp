@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace fag::cpu {
@@ -38,6 +40,21 @@ CpuFeatures detect() {
     if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avx512_bf16 = found.avx512 && bit(a, 5);
     return found;
 }
+#elif defined(__aarch64__)
+struct CpuFeatures {
+    bool neon = false;
+    bool bf16 = false;
+};
+
+/// What the kernel offers to processes: the CPU's features, less those that the system does not support.
+CpuFeatures detect() {
+    // HWCAP_ASIMD and HWCAP2_BF16, which the headers of older systems lack.
+    constexpr unsigned long kAsimd = 1ul << 1, kBf16 = 1ul << 14;
+    CpuFeatures found;
+    found.neon = (getauxval(AT_HWCAP) & kAsimd) != 0;
+    found.bf16 = found.neon && (getauxval(AT_HWCAP2) & kBf16) != 0;
+    return found;
+}
 #endif
 
 struct Level {
@@ -54,6 +71,9 @@ const std::vector<Level>& levels() {
                                   {&isa_avx2, cpu.avx2},
                                   {&isa_avx512, cpu.avx512},
                                   {&isa_avx512_bf16, cpu.avx512_bf16}};
+#elif defined(__aarch64__)
+        const CpuFeatures cpu = detect();
+        return std::vector<Level>{{&isa_portable, true}, {&isa_neon, cpu.neon}, {&isa_neon_bf16, cpu.bf16}};
 #else
         return std::vector<Level>{{&isa_portable, true}};
 #endif

@@ -28,3 +28,8 @@ set(FAG_CPU_X86_SOURCES
   csrc/cpu/isa_avx512.cpp
   csrc/cpu/isa_avx512_bf16.cpp
 )
+# Compiled on aarch64 only; _neon, _neon_bf16.
+set(FAG_CPU_AARCH64_SOURCES
+  csrc/cpu/isa_neon.cpp
+  csrc/cpu/isa_neon_bf16.cpp
+)

@@ -166,9 +166,10 @@ def backward(
 
 
 def cpu_level() -> str:
-    """The instruction-set level in use: "portable", "avx2", "avx512" or "avx512_bf16".
+    """The instruction-set level in use.
 
-    The best one of this CPU, capped by the environment variable FAG_CPU_LEVEL and by `set_cpu_level`.
+    "portable"; on x86-64 "avx2", "avx512" or "avx512_bf16"; on aarch64 "neon" or "neon_bf16". The best one
+    of this CPU, capped by the environment variable FAG_CPU_LEVEL and by `set_cpu_level`.
     """
     return _native.cpu_level()
 
