@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fag_metadata.min_max import cut_equal_rows, even_cuts, min_max_cuts
+from fag_metadata.min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 
 weights = st.lists(st.one_of(st.integers(1, 9), st.just(100)), min_size=1, max_size=14)
 
@@ -60,10 +60,13 @@ def test_min_max_cuts_gives_each_of_few_items_a_part() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any), st.integers(1, 4), st.integers(1, 8))
 def test_equal_rows_are_cut_as_well_as_all_of_them_listed(items: list[int], rows: int, parts: int) -> None:
-    found = cut_equal_rows(np.cumsum([0, *items]).tolist(), rows, parts)
+    sums = np.cumsum([0, *items]).tolist()
+    found = cut_equal_rows(sums, rows, parts)
     listed = np.cumsum([0, *items * rows])
     cuts = np.append(found.row * len(items) + found.item, len(items) * rows)
     assert len(cuts) <= parts + 1
     assert cuts[0] == 0
     assert (np.diff(cuts) >= 0).all()
     assert heaviest(listed, cuts) == found.heaviest == brute_force(items * rows, parts)
+    assert can_cut_equal_rows(sums, rows, parts, found.heaviest)
+    assert not can_cut_equal_rows(sums, rows, parts, found.heaviest - 1)

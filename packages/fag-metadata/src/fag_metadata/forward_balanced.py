@@ -17,10 +17,11 @@ from .areas import ForwardAreas, Items
 from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
-from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit
-from .min_max import cut_equal_rows, even_cuts, min_max_cuts
+from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit, cube_slots, new_tensor
+from .min_max import EqualRowsCuts, can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .targets import CPU_TARGET, Target
+from .terms import MaskMode
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -146,19 +147,44 @@ def _split_equal_heads(
     area = ForwardAreas(tallest).before_rows(np.minimum(np.arange(0, rows + lowest, lowest), rows)).tolist()
     if not area[-1] * heads:
         return _pack(tallest, np.zeros(1, np.int64), target)
-    best, best_height = None, 0
-    for height in _CPU_BLOCK_ROWS:
-        cut = cut_equal_rows([*area[: -1 : height // lowest], area[-1]], heads, cores)
-        if best is None or cut.heaviest < best.heaviest:
-            best, best_height = cut, height
-        if cut.heaviest * cores <= _CPU_GOOD_ENOUGH * area[-1] * heads:
-            break
-    else:
+    sums = {height: [*area[: -1 : height // lowest], area[-1]] for height in _CPU_BLOCK_ROWS}
+
+    def tallest_within(most: int) -> int:
+        fitting = (h for h in _CPU_BLOCK_ROWS[:-1] if can_cut_equal_rows(sums[h], heads, cores, most))
+        return next(fitting, lowest)
+
+    good_enough = int(_CPU_GOOD_ENOUGH * area[-1] * heads / cores)
+    height = tallest_within(good_enough)
+    cut = cut_equal_rows(sums[height], heads, cores)
+    if cut.heaviest > good_enough:
         if int(tallest.lengths_kv[0]) > FWD_UNIT_KEYS:
             return None
-    assert best is not None
-    blocks = ForwardBlocks(problem, BlockSize(best_height, FWD_STEP_KEYS))
-    return _pack(blocks, best.row * blocks.head_blocks[0] + blocks.all_rows().before[best.item], target)
+        height = tallest_within(cut.heaviest)
+        cut = cut if height == lowest else cut_equal_rows(sums[height], heads, cores)
+    size = BlockSize(height, FWD_STEP_KEYS)
+    if _all_rows_see_key_0(tallest):
+        return _pack_rows(size, heads, cut, len(sums[height]) - 1, target)
+    blocks = ForwardBlocks(problem, size)
+    return _pack(blocks, cut.row * blocks.head_blocks[0] + blocks.all_rows().before[cut.item], target)
+
+
+def _all_rows_see_key_0(blocks: ForwardBlocks) -> bool:
+    """Whether no row of equal heads, which see something, is without it; False is always allowed."""
+    if blocks.mask_mode is MaskMode.CAUSAL:
+        return int(blocks.lengths_q[0]) <= int(blocks.lengths_kv[0])
+    return blocks.mask_mode is MaskMode.NO_MASK
+
+
+def _pack_rows(size: BlockSize, heads: int, cut: EqualRowsCuts, rows: int, target: Target) -> ForwardSplit:
+    """`_pack` of cuts between the row blocks of equal heads, `rows` each, where every row sees key 0."""
+    row = cut.row * rows + cut.item
+    is_new = (row[1:] > row[:-1]) & (row[1:] < heads * rows)
+    used = 1 + np.count_nonzero(is_new)
+    tensor, fa, fd = new_tensor(1, target.cube_cores, target.vector_cores, cube_slots(target.cube_cores))
+    fa[0, 1:used, 0], fa[0, 1:used, 1] = cut.row[1:][is_new], cut.item[1:][is_new]
+    fa[0, : used - 1, 3:5] = fa[0, 1:used, 0:2]
+    fa[0, used - 1, 3] = heads
+    return ForwardSplit(1, False, size.rows, size.keys, fa, fd, tensor)
 
 
 def _find(areas: ForwardAreas, cores: int, step: int | None, good_enough: float) -> _Cut:
