@@ -7,7 +7,7 @@ is fag_metadata's decision, because it shapes the split too; it is verified here
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,7 @@ from fag_metadata.targets import CPU_TARGET, DEFAULT_TARGET, find_target
 
 if TYPE_CHECKING:
     from fag_metadata import Target
+    from fag_metadata.routes import RouteChoice
 
 __all__ = ["TilingPlan", "TraceRow", "plan"]
 
@@ -48,6 +49,17 @@ class TraceRow(NamedTuple):
     reason: str
 
 
+class _Grounds(NamedTuple):
+    """Choice of the route (None: it stands in the metadata), the verdict on swizzle with its reason, and why
+    there is no key; empty if there is one.
+    """
+
+    choice: RouteChoice | None
+    swizzle: str
+    swizzle_reason: str
+    key_problem: str
+
+
 @dataclass(frozen=True)
 class TilingPlan:
     """How the gradient of a problem runs on a target.
@@ -56,7 +68,6 @@ class TilingPlan:
         problem: What is computed.
         target: Machine.
         route: Kernel template and form; decided by fag_metadata.
-        trace: Every decision with its reason, rejected route rows included.
         tiling_key: Which compiled kernel; None on the CPU target for problems without one.
         block_dim: Cores launched.
         is_swizzle: Whether key columns are dealt across cores instead of linear ranges.
@@ -70,7 +81,6 @@ class TilingPlan:
     problem: AttentionProblem
     target: Target
     route: Route
-    trace: tuple[TraceRow, ...]
     tiling_key: int | None
     block_dim: int
     is_swizzle: bool
@@ -79,6 +89,22 @@ class TilingPlan:
     dk_offset: int
     dv_offset: int
     tiling_data: bytes
+    _grounds: _Grounds = field(repr=False)
+
+    @cached_property
+    def trace(self) -> tuple[TraceRow, ...]:
+        """Every decision with its reason, rejected route rows included."""
+        choice, swizzle, swizzle_reason, key_problem = self._grounds
+        if choice is None:
+            trace = [TraceRow("route", self.route.name, "chosen", "stands in the metadata")]
+        else:
+            trace = [TraceRow("route", *verdict) for verdict in choice.trace]
+        trace.append(TraceRow("swizzle", "swizzle", swizzle, swizzle_reason))
+        if self.key is None:
+            trace.append(TraceRow("key", "none", "capability", key_problem))
+        else:
+            trace.append(TraceRow("key", self.key.name, "chosen", "a valid key"))
+        return tuple(trace)
 
     @cached_property
     def fields(self) -> TilingData:
@@ -170,48 +196,38 @@ def _plan(
     libapi_reserve_bytes: int,
 ) -> TilingPlan:
     choice = select_route(problem, target, split)
-    if route is None or route is choice.route:
-        trace = [TraceRow("route", *verdict) for verdict in choice.trace]
-    else:
-        trace = [TraceRow("route", route.name, "chosen", "stands in the metadata")]
+    decided = choice if route in (None, choice.route) else None
+    route = choice.route if route is None else route
     native = _native.make_plan(
         problem=native_problem(problem),
-        route=int(choice.route if route is None else route),
+        route=int(route),
         cube_cores=target.cube_cores,
         vector_cores=target.vector_cores,
         l2_bytes=target.l2_bytes,
         libapi_reserve_bytes=libapi_reserve_bytes,
         softmax_scale=softmax_scale or 1.0 / math.sqrt(problem.d),
     )
-    rejected = "capability" if native["swizzle_is_capability"] else "preference"
-    trace.append(
-        TraceRow(
-            "swizzle", "swizzle", "chosen" if native["is_swizzle"] else rejected, native["swizzle_reason"]
+    key_problem = native["key_problem"]
+    if key_problem and target.name != CPU_TARGET:
+        raise UnsupportedError(
+            f"plan: problem must have a compiled kernel on {target.name}, got D={problem.d}, "
+            f"Dv={problem.dv}, layout={problem.layout} ({key_problem}). Run it on the CPU."
         )
-    )
-
-    key: int | None = native["tiling_key"]
-    if native["key_problem"]:
-        if target.name != CPU_TARGET:
-            raise UnsupportedError(
-                f"plan: problem must have a compiled kernel on {target.name}, got D={problem.d}, "
-                f"Dv={problem.dv}, layout={problem.layout} ({native['key_problem']}). Run it on the CPU."
-            )
-        trace.append(TraceRow("key", "none", "capability", native["key_problem"]))
-        key = None
-    else:
-        trace.append(TraceRow("key", TilingKey.decode(native["tiling_key"]).name, "chosen", "a valid key"))
+    is_swizzle = native["is_swizzle"]
+    rejected = "capability" if native["swizzle_is_capability"] else "preference"
     return TilingPlan(
         problem=problem,
         target=target,
-        route=choice.route if route is None else route,
-        trace=tuple(trace),
-        tiling_key=key,
+        route=route,
+        tiling_key=None if key_problem else native["tiling_key"],
         block_dim=native["block_dim"],
-        is_swizzle=native["is_swizzle"],
+        is_swizzle=is_swizzle,
         workspace_bytes=native["workspace_bytes"],
         dq_offset=native["dq_offset"],
         dk_offset=native["dk_offset"],
         dv_offset=native["dv_offset"],
         tiling_data=native["tiling_data"],
+        _grounds=_Grounds(
+            decided, "chosen" if is_swizzle else rejected, native["swizzle_reason"], key_problem
+        ),
     )
