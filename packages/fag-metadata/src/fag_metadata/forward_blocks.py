@@ -28,6 +28,7 @@ _FEW_ROWS_PER_ENTRY = 4
 _LONG_LIST = 1024  # of more numbers it takes longer to make a list than to search them as they are
 _BLOCKS_PER_LOOKUP = 64  # a search takes as long as this many numbers of a table do to write
 _ZERO = np.zeros(1, np.int64)
+_ZERO.flags.writeable = False
 
 
 class BlockSize(NamedTuple):
@@ -88,7 +89,7 @@ class ForwardBlocks:
         self.is_bnsd = self.g > 1 and problem.layout is Layout.BNSD
         self.windows = (problem.win_left, problem.win_right)
         self._all_rows: RowBlocks | None = None
-        self._row_table: Any = None  # int32, see index_rows
+        self._row_table: Any = None  # see index_rows
         self._rows_before: dict[int, Sequence[int]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -168,20 +169,23 @@ class ForwardBlocks:
         key = rows.first[flat] + offset if self.windows[0] >= 0 else offset
         return Positions(heads, row, key, offset > 0, inside)
 
-    def index_rows(self, lookups: int) -> None:
+    def index_rows(self, lookups: int) -> Int64Array:
         """Makes a table of the row block that every block of one head of each entry lies in, if it pays for
         that many lookups in `entries_of` and `flat_rows`.
+
+        Returns the blocks of all row blocks, and of one without blocks behind them.
         """
         rows = self.all_rows()
-        num_blocks = int(rows.before[-1])
-        if num_blocks <= _BLOCKS_PER_LOOKUP * lookups:
-            # A block behind all lies in a row behind all.
-            which = np.arange(len(rows.before), dtype=np.int32)
-            width = np.ones(len(which), np.int64)
-            np.subtract(rows.before[1:], rows.before[:-1], out=width[:-1])
-            entry = np.arange(self.num_entries + 1)
+        width = np.empty(len(rows.before), np.int64)
+        np.subtract(rows.before[1:], rows.before[:-1], out=width[:-1])
+        if int(rows.before[-1]) <= _BLOCKS_PER_LOOKUP * lookups:
+            width[-1] = 1  # what is behind all blocks lies in a row behind all
+            which = np.arange(len(width), dtype=np.uint16 if len(width) <= 1 << 16 else np.int32)
+            entry = np.arange(self.num_entries + 1, dtype=np.int32)
             self._row_table = which.repeat(width)
-            self._entry_table = entry.repeat(np.diff(rows.begin, append=(len(which) - 1, len(which))))
+            self._entry_table = entry.repeat(np.diff(rows.begin, append=(len(width) - 1, len(width))))
+        width[-1] = 0
+        return width
 
     def entries_of(self, blocks: Int64Array) -> Int64Array:
         """Entries of ascending block numbers, num_entries of num_blocks."""
@@ -262,36 +266,42 @@ class ForwardBlocks:
             length_q, length_kv = int(self.lengths_q[entries[0]]), int(self.lengths_kv[entries[0]])
             diagonals = band(self.mask_mode, *self.windows, length_q, length_kv)
             low = np.arange(0, length_q * self.g, rows)
-            return RowBlocks(*self._key_blocks(low, length_q, length_kv, *diagonals, lambda x: x), _ZERO)
+            return RowBlocks(*self._key_blocks(low, 0, length_q, length_kv, *diagonals, lambda x: x), _ZERO)
         s1, s2 = self.lengths_q[entries], self.lengths_kv[entries]
         num_rows = divide(s1 * self.g + (rows - 1), rows)
         begin = num_rows.cumsum() - num_rows
         low = np.arange(0, int(num_rows.sum()) * rows, rows)
-        low -= (begin * rows).repeat(num_rows)
-        first, last = self.first_diagonal[entries], self.last_diagonal[entries]
-        return RowBlocks(*self._key_blocks(low, s1, s2, first, last, lambda x: x.repeat(num_rows)), begin)
+        bands = self.first_diagonal[entries], self.last_diagonal[entries]
+        key_blocks = self._key_blocks(low, begin * rows, s1, s2, *bands, lambda x: x.repeat(num_rows))
+        return RowBlocks(*key_blocks, begin)
 
     def _key_blocks(
         self,
         low: Int64Array,
+        before_entry: IntLike,
         s1: IntLike,
         s2: IntLike,
         first_diagonal: IntLike,
         last_diagonal: IntLike,
         each_row: Callable[[Any], Any],
     ) -> tuple[Int64Array, Int64Array]:
-        """First valid key block of row blocks that begin at the rows `low`, and the valid blocks in front of
-        each (step F3): with as few array operations as there can be.
+        """First valid key block of row blocks, and the valid blocks in front of each (step F3): with as few
+        array operations as there can be.
 
-        `each_row` turns a number of every entry into one of every row block.
+        They begin at the rows `low` of all entries, less the rows before their entry. `each_row` turns a
+        number of every entry into one of every row block.
         """
         rows, keys = self.size
-        first, before = np.zeros(len(low), np.int64), np.zeros(len(low) + 1, np.int64)
+        before = np.zeros(len(low) + 1, np.int64)
+        first = np.ndarray(len(low), np.int64, _ZERO, strides=0)  # zeros that take no memory
         width = divide(s2 + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK:
             np.add.accumulate(first + each_row(width), out=before[1:])
             return first, before
-        # The last key that the last query of every row block sees, then its block.
+        has_left = self.windows[0] >= 0
+        if has_left or self.is_bnsd:
+            low, before_entry = low - each_row(before_entry), 0
+        # The block behind the last key that the last query of every row block sees.
         if self.is_bnsd:
             s1, last = each_row(s1), each_row(last_diagonal)
             high = np.minimum(low + (rows - 1), s1 * self.g - 1)
@@ -301,12 +311,13 @@ class ForwardBlocks:
             high = np.where(inside, high - head * s1, s1)  # one too many, as in CANN; clipped below
             stop = divide(high + (last + keys), keys)
         else:
-            stop = divide(low + each_row(self.g * (last_diagonal + keys) + (rows - 1)), self.g * keys)
+            offset = self.g * (last_diagonal + keys) + (rows - 1) - before_entry
+            stop = divide(low + each_row(offset), self.g * keys)
         # Of a low last row block the last query sees the last key, so that no other limit is needed.
         np.minimum(stop, each_row(width), out=stop)
         if not isinstance(last_diagonal, int) or last_diagonal < 0:
             np.maximum(stop, 0, out=stop)
-        if self.windows[0] >= 0:
+        if has_left:
             if self.g > 1 and not self.is_bnsd:
                 low = divide(low, self.g)
             low = low + each_row(first_diagonal)
@@ -328,7 +339,7 @@ class ForwardBlocks:
         if self.mask_mode is MaskMode.CAUSAL and step * height == self.g * keys and not self.is_bnsd:
             # All but the last row block, which sees all keys: r has floor((r + before) / step) + 1, if any.
             before = divide(self.g * self.last_diagonal + (height - 1), height)
-            counts: Int64Array = _ramp(num_rows - 1 + before, step) - _ramp(before, step) + width
+            counts: Int64Array = _sum_steps(num_rows - 1 + before, step) - _sum_steps(before, step) + width
             counts[num_rows == 0] = 0
             return counts
         if self._rows_are_few:
@@ -353,7 +364,7 @@ def _all_equal(values: Int64Array) -> bool:
     return bool((values == values[0]).all())
 
 
-def _ramp(n: Int64Array, step: int) -> Int64Array:
+def _sum_steps(n: Int64Array, step: int) -> Int64Array:
     """The sum of floor(i / step) + 1 over 0 <= i < n; 0 for a negative n."""
     n = np.maximum(n, 0)
     whole = divide(n, step)

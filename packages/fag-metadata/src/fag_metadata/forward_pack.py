@@ -5,7 +5,7 @@ Both forward splits end here. All cores of many sections are handled at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,11 @@ class Cuts(NamedTuple):
 
 
 class _Merges(NamedTuple):
-    """Row blocks to merge, in order: section (None if there is one), head, row block, slot of the first
-    partial result, partial results, rows.
+    """Row blocks to merge, in order: how many lie in front of every section and in all, and of each its head,
+    row block, slot of the first partial result, partial results, rows.
     """
 
-    section: Int64Array | None
+    before: Int64Array
     head: Int64Array
     row: Int64Array
     first_slot: Int64Array
@@ -54,21 +54,18 @@ def pack_forward(
     """
     num_sections = len(cuts.section_ends)
     tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
-    has_merges = False
-    if num_sections == 1:
-        has_merges = _pack_sections(blocks, cuts, None, fa, fd, num_vectors)
-    else:
-        behind = cuts.num_used.cumsum()
-        for begin in range(0, num_sections, _SECTIONS_AT_A_TIME):
-            part = slice(begin, begin + _SECTIONS_AT_A_TIME)
-            ends, used = cuts.section_ends[part], cuts.num_used[part]
-            cores = slice(int(behind[begin] - used[0]), int(behind[begin + len(used) - 1]))
-            stays = None if cuts.stays is None else cuts.stays[cores]
-            section = np.arange(len(used)).repeat(used)
-            some = Cuts(ends, used, cuts.done[cores], stays)
-            has_merges |= _pack_sections(blocks, some, section, fa[part], fd[part], num_vectors)
-            if begin:
-                fa[begin, 0, 0] = cuts.section_ends[begin - 1]
+    has_merges = num_sections == 1 and _pack_sections(blocks, cuts, fa, fd, num_vectors)
+    first = 0
+    for begin in range(0, num_sections if num_sections > 1 else 0, _SECTIONS_AT_A_TIME):
+        part = slice(begin, begin + _SECTIONS_AT_A_TIME)
+        ends, used = cuts.section_ends[part], cuts.num_used[part]
+        cores = slice(first, first + int(used.sum()))
+        stays = None if cuts.stays is None else cuts.stays[cores]
+        some = Cuts(ends, used, cuts.done[cores], stays)
+        has_merges |= _pack_sections(blocks, some, fa[part], fd[part], num_vectors)
+        if begin:
+            fa[begin, 0, 0] = cuts.section_ends[begin - 1]
+        first = cores.stop
     return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
 
 
@@ -83,12 +80,12 @@ def pack_alike(
 ) -> ForwardSplit:
     """The same for sections of equal heads, all of which are cut like the first one, except the last one."""
     tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
-    has_merges = _pack_sections(blocks, first, None, fa[:1], fd[:1], num_vectors)
+    has_merges = _pack_sections(blocks, first, fa[:1], fd[:1], num_vectors)
     fa[1:-1], fd[1:-1] = fa[0], fd[0]
     if first is last:
         fa[-1], fd[-1] = fa[0], fd[0]
     else:
-        has_merges |= _pack_sections(blocks, last, None, fa[-1:], fd[-1:], num_vectors)
+        has_merges |= _pack_sections(blocks, last, fa[-1:], fd[-1:], num_vectors)
     heads = np.arange(0, num_sections * int(first.section_ends[0]), int(first.section_ends[0]))[:, None]
     for sections, cuts in ((slice(1, -1), first), (slice(-1, None), last)):
         fa[sections, : len(cuts.done), 0] += heads[sections]
@@ -98,20 +95,14 @@ def pack_alike(
 
 
 def _pack_sections(
-    blocks: ForwardBlocks,
-    cuts: Cuts,
-    section: Int64Array | None,
-    fa: Int32Array,
-    fd: Int32Array,
-    num_vectors: int,
+    blocks: ForwardBlocks, cuts: Cuts, fa: Int32Array, fd: Int32Array, num_vectors: int
 ) -> bool:
-    """The same for some sections, the first of which starts at head 0; `section` is that of every used core
-    (None: there is one). Returns whether there are merges.
-    """
+    """The same for some sections, the first of which starts at head 0. Returns whether there are merges."""
+    is_one = len(fa) == 1
     # The last used core of each section.
-    last: slice | Int64Array = slice(-1, None) if section is None else cuts.num_used.cumsum() - 1
+    last: slice | Int64Array = slice(-1, None) if is_one else cuts.num_used.cumsum() - 1
     rows = fa.reshape(-1, ROW_WORDS)
-    is_dense = section is None or len(section) == len(rows)
+    is_dense = is_one or len(cuts.done) == len(rows)
     words = rows[: len(cuts.done)] if is_dense else np.zeros((len(cuts.done), ROW_WORDS), np.int32)
     has_merges = False
     if blocks.num_blocks:
@@ -122,12 +113,13 @@ def _pack_sections(
             words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
         places.is_inside_row[last] = False
         has_merges = bool(np.count_nonzero(places.is_inside_row))
-    if has_merges and not (section is None and _write_pairs(fd, words, blocks, cuts, places, num_vectors)):
-        words[:, 6], merges = _find_merges(blocks, places, section, last)
+    if has_merges and not (is_one and _write_pairs(fd, words, blocks, cuts, places, num_vectors)):
+        words[:, 6], merges = _find_merges(blocks, places, cuts.num_used)
         _write_merges(fd, merges, num_vectors)
     words[last, 3:6] = 0
     words[last, 3] = cuts.section_ends
-    words[1:, 0:3] = words[:-1, 3:6]
+    for column in range(3):
+        words[1:, column] = words[:-1, column + 3]
     if not is_dense:
         fa[np.arange(fa.shape[1]) < cuts.num_used[:, None]] = words
     return has_merges
@@ -175,89 +167,69 @@ def _write_pairs(
 
 
 def _find_merges(
-    blocks: ForwardBlocks, places: Positions, section: Int64Array | None, last: Int64Array | slice
+    blocks: ForwardBlocks, places: Positions, num_used: Int64Array
 ) -> tuple[Int64Array, _Merges]:
     """Numbers the partial results: one slot for every core that does part of a row block (F7.1, F7.7, F7.8).
 
     Returns the slot word of every used core, and the row blocks to merge.
     """
     head, row, is_inside = places.head, places.row, places.is_inside_row
+    cores_before = _sums(num_used)
     # The core behind the last one that stops inside a row block finishes it.
     is_closing = np.zeros(len(is_inside), np.bool_)
     is_closing[1:] = (head[1:] != head[:-1]) | (row[1:] != row[:-1])
-    is_closing[last] = True
+    is_closing[cores_before[1:] - 1] = True
     is_closing[1:] &= is_inside[:-1]
     is_closing[0] = False
     # Every inner cut and every finished row block moves the next result by one slot.
-    slots = np.zeros(len(is_inside), np.int64)
-    np.add.accumulate((is_inside.view(np.int8) + is_closing.view(np.int8))[:-1], out=slots[1:])
+    slots = _sums(is_inside.view(np.int8) + is_closing.view(np.int8))[:-1]
     closing = is_closing.nonzero()[0]
     num_parts = slots[closing] - np.arange(len(closing))  # inner cuts in front, of all row blocks
     num_parts[1:] -= num_parts[:-1].copy()
     num_parts += 1
-    if section is not None:
-        assert not isinstance(last, slice)
-        first = np.zeros_like(last)
-        first[1:] = last[:-1] + 1
-        slots -= slots[first][section]
-        section = section[closing]
+    slots -= slots[cores_before[:-1]].repeat(num_used)
     head, row = head[closing - 1], row[closing - 1]
-    s1 = (
-        blocks.lengths_q[head // blocks.heads_per_entry]
-        if blocks.num_entries > 1
-        else int(blocks.lengths_q[0])
-    )
+    s1 = blocks.lengths_q[head // blocks.heads_per_entry] if blocks.num_entries > 1 else blocks.lengths_q
     num_rows = np.minimum(s1 * blocks.g - row * blocks.size.rows, blocks.size.rows)
-    return slots, _Merges(section, head, row, slots[closing] - num_parts + 1, num_parts, num_rows)
+    first_slot = slots[closing] - num_parts + 1
+    return slots, _Merges(closing.searchsorted(cores_before), head, row, first_slot, num_parts, num_rows)
 
 
 def _write_merges(fd: Int32Array, merges: _Merges, num_vectors: int) -> None:
     """Gives every merge task vector cores in proportion to its partial results times rows (step F9)."""
-    section, _, _, _, num_parts, num_rows = merges
-    num_sections = len(fd)
+    num_parts, num_rows = merges.num_parts, merges.num_rows
+    tasks_before, num_lines = merges.before, fd.shape[1]
+    num_tasks = tasks_before[1:] - tasks_before[:-1]  # of every section
     load = num_parts * num_rows
-    if section is None:
-        mean: Int64Array | int = -(-int(load.sum()) // num_vectors)
-    else:
-        # float64 sums of small integers are exact
-        mean = -(-np.bincount(section, load, num_sections).astype(np.int64) // num_vectors)[section]
+    load_before = _sums(load)[tasks_before]
+    mean = (-((load_before[:-1] - load_before[1:]) // num_vectors)).repeat(num_tasks)
     per = -(-num_rows // np.maximum(1, load // mean))  # rows of a piece
-    extra = (num_rows - 1) // per
-    behind = extra.cumsum()
-    if section is not None or int(behind[-1]) > num_vectors - len(load):
-        extra = _limit_pieces(extra, behind, section, num_sections, num_vectors)
-        behind = extra.cumsum()
-    count = extra + 1
-    first = count.cumsum() - count  # line of the first piece
-    lines = fd.reshape(-1, ROW_WORDS)
-    busy: slice | BoolArray = slice(int(first[-1] + count[-1]))
-    if section is not None:
-        pieces = np.bincount(section, count, num_sections).astype(np.int64)
-        first += (np.arange(num_sections) * fd.shape[1] - (pieces.cumsum() - pieces))[section]
-        busy = (np.arange(fd.shape[1]) < pieces[:, None]).ravel()
+    # Vector cores beyond the first of a task are handed out in order until none is free.
+    wanted = _sums((num_rows - 1) // per)
+    before = wanted[tasks_before[:-1]]
+    free = num_vectors - num_tasks
+    num_busy = num_tasks + np.minimum(wanted[tasks_before[1:]] - before, free)
+    before, free = before.repeat(num_tasks), free.repeat(num_tasks)
+    taken = np.minimum(wanted[:-1] - before, free)
+    extra = np.minimum(wanted[1:] - before, free) - taken
+    task = np.arange(len(load))
+    first = (np.arange(len(fd)) * num_lines - tasks_before[:-1]).repeat(num_tasks) + task + taken  # line
     # Lines of 64 bytes are copied faster than words, so that of an idle core is copied too.
+    lines = fd.reshape(-1, ROW_WORDS)
     tasks = np.zeros((len(load) + 1, ROW_WORDS), np.int32)
     words = (merges.head, merges.row, merges.first_slot, num_parts, -first * per, per)
     for column, values in enumerate(words):
         tasks[:-1, column] = values
     which = np.full(len(lines), len(load))
-    which[busy] = np.arange(len(load)).repeat(count)
+    which[(np.arange(num_lines) < num_busy[:, None]).ravel()] = task.repeat(extra + 1)
     tasks.take(which, axis=0, out=lines, mode="clip")
     lines[:, 4] += np.arange(len(lines), dtype=np.int32) * lines[:, 5]
     # The last piece holds what remains: less than the others, or more where no more vector cores were free.
     lines[first + extra, 5] = num_rows - extra * per
 
 
-def _limit_pieces(
-    extra: Int64Array, wanted: Int64Array, section: Int64Array | None, num_sections: int, num_vectors: int
-) -> Int64Array:
-    """Vector cores of every task beyond its first: handed out in order until none is free."""
-    free: Int64Array | int = num_vectors - len(extra)
-    before: Int64Array | int = 0
-    if section is not None:
-        num_tasks = np.bincount(section, minlength=num_sections)
-        free = (num_vectors - num_tasks)[section]
-        before = (num_tasks.cumsum() - num_tasks)[section]
-    wanted = wanted - (wanted - extra)[before]  # within the section
-    taken: Int64Array = np.minimum(wanted, free) - np.maximum(0, np.minimum(wanted - extra, free))
-    return taken
+def _sums(numbers: npt.NDArray[Any]) -> Int64Array:
+    """The sums of the numbers in front of each place, and of all."""
+    sums = np.zeros(len(numbers) + 1, np.int64)
+    np.add.accumulate(numbers, out=sums[1:])
+    return sums

@@ -307,9 +307,8 @@ def _cut_rows_together(
     cores.
     """
     heads, stop, total, _, heaviest = sections
-    blocks.index_rows(2 * num_cores * len(stop))
+    row_width = blocks.index_rows(2 * num_cores * len(stop))
     rows = blocks.all_rows()
-    row_width = np.diff(rows.before, append=rows.before[-1])  # with one of no blocks behind all
     # Of every entry, and of one behind all: blocks in front, in a head, and in rows of one head in front.
     before = blocks.blocks_before
     each = np.append(np.maximum(blocks.head_blocks, 1), 1)

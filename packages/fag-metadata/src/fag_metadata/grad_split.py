@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import check_int32_count
-from .layout import TILE, GradSplit, Int32Array, LayoutWord, cube_slots
+from .layout import TILE, GradSplit, LayoutWord, cube_slots, grad_slices
 from .problem import AttentionProblem
-from .ranges import IntLike
+from .ranges import IntLike, ramp
 from .routes import BN2_MAX_HEAD_DIM, MULTI_BLOCK_MAX, SINGLE_TILE_MAX
 from .targets import Target
 from .terms import INT32_MAX, Layout, MaskMode
@@ -49,11 +49,14 @@ class Counts(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """How far a query sees: left and right tokens of the band, before or after the shift by s1 - s2."""
+    """How far a query sees: left and right tokens of the band, before or after the shift by s1 - s2; whether
+    the mask hides tiles, and whether it hides none to the left.
+    """
 
-    left: int
-    right: int
+    left: IntLike
+    right: IntLike
     is_sparse: bool
+    is_open: bool
 
 
 def split_grad(problem: AttentionProblem, target: Target) -> GradSplit:
@@ -93,20 +96,19 @@ def count_tiles(s1: int, s2: int) -> Counts:
 
 def band_tokens(problem: AttentionProblem, counts: Counts) -> Tokens:
     """Turns the mask into a band (steps G2, G4); shifted by s1 - s2 already unless lengths are variable."""
-    mode = problem.mask_mode
     left = INT32_MAX if problem.win_left < 0 else problem.win_left
     right = INT32_MAX if problem.win_right < 0 else problem.win_right
-    if mode is MaskMode.NO_MASK:
-        return Tokens(left, right, False)
-    if mode is MaskMode.CAUSAL:
-        left, right, is_sparse = INT32_MAX, 0, True
-    else:
-        # unshifted windows, as in CANN: with S1 != S2 a window that hides tiles can count as dense
-        is_sparse = counts.s1 > left or counts.s2 > right
+    is_open = problem.win_left < 0
+    if problem.mask_mode is MaskMode.NO_MASK:
+        return Tokens(left, right, False, is_open)
+    # Unshifted windows, as in CANN: with S1 != S2 a window that hides tiles can count as dense.
+    is_sparse = counts.s1 > left or counts.s2 > right
+    if problem.mask_mode is MaskMode.CAUSAL:
+        right, is_sparse = 0, True
     if not problem.is_variable:
         left += counts.s1 - counts.s2
         right += counts.s2 - counts.s1
-    return Tokens(left, right, is_sparse)
+    return Tokens(left, right, is_sparse, is_open)
 
 
 def split_axis(problem: AttentionProblem, counts: Counts) -> int:
@@ -162,11 +164,10 @@ def make_grad_split(
     if problem.is_variable:
         split.batch[:used] = ranges.batch
     vectors = min(2 * used, 2 * split.slots)
-    _deal_rows(rows[0], vectors, split.dq_start, split.dq_end)
-    if rows[0] == rows[1]:
-        split.dkv_start[:], split.dkv_end[:] = split.dq_start, split.dq_end
-    else:
-        _deal_rows(rows[1], vectors, split.dkv_start, split.dkv_end)
+    if vectors:
+        where = grad_slices(split.slots)
+        pieces = split.words[where["dq_start"].start : where["dkv_end"].stop].reshape(2, 2, -1)
+        pieces[:, 0, :vectors], pieces[:, 1, :vectors] = _deal_rows(rows, vectors)
     is_tnd = problem.layout is Layout.TND and problem.is_variable
     split.set(
         split_axis=axis,
@@ -199,14 +200,16 @@ def _counting(n: int) -> Int64Array:
     return numbers
 
 
-def _deal_rows(rows: int, vectors: int, start: Int32Array, end: Int32Array) -> None:
-    """Deals rows to the vector cores, the first ones getting one more where they do not divide."""
-    if vectors and rows:
-        share, rest = divmod(rows, vectors)
-        cuts = _counting(vectors + 1) * share
-        if rest:
-            cuts += np.minimum(_counting(vectors + 1), rest)
-        start[:vectors], end[:vectors] = cuts[:-1], cuts[1:]
+def _deal_rows(rows: tuple[int, int], vectors: int) -> tuple[Int64Array, Int64Array]:
+    """First and end dQ and dK/dV rows of the vector cores, (2, vectors) each: as many for all, the first ones
+    getting one more where they do not divide.
+    """
+    counting = _counting(vectors + 1)
+    (share_q, rest_q), (share_kv, rest_kv) = divmod(rows[0], vectors), divmod(rows[1], vectors)
+    cuts = counting * np.array(((share_q,), (share_kv,)))
+    if rest_q or rest_kv:
+        cuts += np.minimum(counting, np.array(((rest_q,), (rest_kv,))))
+    return cuts[:, :-1], cuts[:, 1:]
 
 
 _NO_TILES = np.zeros(0, np.int64)
@@ -230,67 +233,115 @@ class Columns(NamedTuple):
     before: Int64Array
 
 
-def _columns(
-    key: Int64Array, s1: IntLike, s2: IntLike, left: IntLike, right: IntLike, t1: int, t2: int
-) -> Columns:
-    """Finds the query tiles that key tile columns beginning at these keys cover (step G8.1)."""
-    low = key - right
-    if not isinstance(right, int) or right > 0:
-        np.maximum(low, 0, out=low)
-    first = low // t1
+def _columns(column: Int64Array, s1: IntLike, s2: IntLike, tokens: Tokens, counts: Counts) -> Columns:
+    """Finds the query tiles that key tile columns with these numbers cover (step G8.1).
+
+    `tokens` are shifted; s1, s2 and they are ints, or have a number for every column.
+    """
+    t1, t2 = counts.t1, counts.t2
+    left, right = tokens.left, tokens.right
+    # A key of the sequence is at most s2 - 1, and right at least s2 - s1: no column begins behind the last
+    # query, so that the page's other case cannot occur.
+    if t1 == t2:
+        first = column + -right // t1
+    else:
+        first = (column * t2 - right) // t1
+    np.maximum(first, 0, out=first)
     rows = -(-s1 // t1)
-    before = np.zeros(len(key) + 1, np.int64)
-    if not isinstance(s1, int) or (len(low) and int(low[-1]) > s1):
-        first = np.where(low > s1, rows, first)
-    if isinstance(left, int) and isinstance(s1, int) and left >= s1:  # every column reaches the last query
+    before = np.zeros(len(column) + 1, np.int64)
+    if tokens.is_open:  # every column reaches the last query
         np.add.accumulate(rows - first, out=before[1:])
     else:
-        high = np.minimum(s1, np.maximum(np.minimum(key + t2, s2) + left, 0))
+        high = np.minimum(s1, np.maximum(np.minimum((column + 1) * t2, s2) + left, 0))
         np.add.accumulate(np.maximum(-(-high // t1) - first, 0), out=before[1:])
     return Columns(first, before)
 
 
 def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:
     """Deals the covered tiles of equal heads in equal numbers (step G8)."""
-    o1, o2, t2 = counts.o1, counts.o2, counts.t2
-    key = np.arange(0, o2 * t2, t2)
-    columns = _columns(key, counts.s1, counts.s2, tokens.left, tokens.right, counts.t1, t2)
+    o1, o2 = counts.o1, counts.o2
+    columns = _columns(np.arange(o2), counts.s1, counts.s2, tokens, counts)
     per_head = int(columns.before[-1])
     n = heads * per_head
     if n == 0:
         return NO_RANGES
     per_core = -(-n // cores)
     used = -(-n // per_core)
-    head, tile = np.divmod(_counting(used) * per_core, per_head)
-    column = columns.before[1:].searchsorted(tile, "right")
-    # number of the first tile of each column, less the covered tiles in front of it
-    base = np.arange(0, o1 * o2, o1) + columns.first - columns.before[:-1]
+    wanted = _counting(used) * per_core
+    head = wanted // per_head
+    column = columns.before[1:].searchsorted(wanted - head * per_head, "right")
+    # Number of the first tile of each column, less the covered tiles in front of it; the same for heads.
+    base = columns.first + np.arange(0, o1 * o2, o1)
+    base -= columns.before[:-1]
     cuts = np.empty(used + 1, np.int64)
-    cuts[:-1] = head * (o1 * o2) + base[column] + tile
+    np.add(wanted, head * (o1 * o2 - per_head), out=cuts[:-1])
+    cuts[:-1] += base[column]
     cuts[0] = 0
     cuts[used] = heads * o1 * o2
     return CoreRanges(used, per_core, cuts[:-1], cuts[1:], _NO_TILES)
+
+
+class _EntryColumns(NamedTuple):
+    """The columns of some entries, one after the other: the first and the end of each entry, the number of
+    every column in its entry, and what they cover.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    number: Int64Array
+    covered: Columns
+
+
+def _columns_of(
+    problem: AttentionProblem, entries: Int64Array | slice, counts: Counts, tokens: Tokens
+) -> _EntryColumns:
+    """Lists the columns of entries with their own lengths."""
+    p, w = problem.lengths_q[entries], problem.lengths_kv[entries]
+    cols = -(-w // counts.t2)
+    end = np.cumsum(cols)
+    start = end - cols
+    number = np.arange(int(end[-1])) - start.repeat(cols)
+    shift = p - w
+    shifted = Tokens(
+        (tokens.left + shift).repeat(cols),
+        (tokens.right - shift).repeat(cols),
+        tokens.is_sparse,
+        tokens.is_open,
+    )
+    return _EntryColumns(
+        start, end, number, _columns(number, p.repeat(cols), w.repeat(cols), shifted, counts)
+    )
+
+
+def _count_covered(
+    problem: AttentionProblem, rows: Int64Array, cols: Int64Array, tokens: Tokens, tile: int
+) -> Int64Array:
+    """Covered tiles of a head of every entry, if tiles are square: what _columns_of lists, in closed form."""
+    shift = problem.lengths_q - problem.lengths_kv
+    # Column j covers the rows max(0, j + above) to min(rows, j + below), the last one to the last row.
+    above = (shift - tokens.right) // tile
+    covered: Int64Array = rows * cols - ramp(cols - 1 + above) + ramp(above - 1)
+    if not tokens.is_open:
+        below = rows - 1 + (-tokens.left - shift) // tile  # rows that column 0 leaves, if so many
+        others = np.maximum(cols - 1, 0)
+        covered -= ramp(below) - ramp(below - others) - ramp(below - rows) + ramp(below - rows - others)
+    return covered
 
 
 def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:
     """Deals the covered tiles of entries with their own lengths in equal numbers (step G9)."""
     if counts.o2 == 0 or problem.b == 0:
         return NO_RANGES
-    p, w = problem.lengths_q, problem.lengths_kv
     t1, t2, heads = counts.t1, counts.t2, problem.n1
-    rows, cols = -(-p // t1), -(-w // t2)
+    rows, cols = -(-problem.lengths_q // t1), -(-problem.lengths_kv // t2)
     rectangle = rows * cols
     if problem.mask_mode is MaskMode.NO_MASK:
         covered = rectangle
+    elif t1 == t2:
+        covered = _count_covered(problem, rows, cols, tokens, t1)
     else:
-        column_end = np.cumsum(cols)
-        column_start = column_end - cols
-        key = np.arange(0, int(column_end[-1]) * t2, t2)
-        key -= (column_start * t2).repeat(cols)
-        shift = p - w
-        left, right = (tokens.left + shift).repeat(cols), (tokens.right - shift).repeat(cols)
-        columns = _columns(key, p.repeat(cols), w.repeat(cols), left, right, t1, t2)
-        covered = columns.before[column_end] - columns.before[column_start]
+        every = _columns_of(problem, slice(None), counts, tokens)
+        covered = every.covered.before[every.end] - every.covered.before[every.start]
     covered_end = np.cumsum(covered) * heads
     n = int(covered_end[-1])
     if n == 0:
@@ -300,15 +351,16 @@ def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, c
     wanted = _counting(used) * per_core
     entry = np.searchsorted(covered_end, wanted, side="right")
     head, tile = np.divmod(wanted - covered_end[entry] + covered[entry] * heads, covered[entry])
-    if problem.mask_mode is MaskMode.NO_MASK:
-        in_head = tile
-    else:
-        target = columns.before[column_start[entry]] + tile
-        column = np.searchsorted(columns.before, target, side="right") - 1
-        in_head = key[column] // t2 * rows[entry] + columns.first[column] + target - columns.before[column]
+    if problem.mask_mode is not MaskMode.NO_MASK:
+        touched, which = np.unique(entry, return_inverse=True)
+        some = _columns_of(problem, touched, counts, tokens)
+        first, before = some.covered
+        tile += before[some.start[which]]
+        column = np.searchsorted(before, tile, side="right") - 1
+        tile += some.number[column] * rows[entry] + first[column] - before[column]
     rectangle_end = np.cumsum(rectangle) * heads
     cuts = np.empty(used + 1, np.int64)
-    cuts[:-1] = rectangle_end[entry] + (head - heads) * rectangle[entry] + in_head
+    cuts[:-1] = rectangle_end[entry] + (head - heads) * rectangle[entry] + tile
     cuts[0] = 0
     cuts[used] = rectangle_end[-1]
     entry[0] = 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from os import path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -298,23 +298,24 @@ class GradSplit:
             words = np.zeros(grad_words(slots), np.int32)
         self.words = words
         self.slots = slots
-        self.__dict__.update({name: words[where] for name, where in _grad_arrays(slots)})
 
     def set(self, **numbers: int) -> None:
         """Writes fields that are single words."""
-        slices = grad_slices(self.slots)
-        for name, number in numbers.items():
-            self.words[slices[name].start] = number
+        self.words[_grad_words(self.slots, tuple(numbers))] = list(numbers.values())
 
-    def __getattr__(self, name: str) -> int:
-        if name == "slots" or name not in grad_slices(self.slots):
+    def __getattr__(self, name: str) -> Any:
+        where = None if name == "slots" else grad_slices(self.slots).get(name)
+        if where is None:
             raise AttributeError(f"GradSplit has no attribute {name!r}")
-        return int(self.words[grad_slices(self.slots)[name].start])
+        return self.words[where] if name in _GRAD_ARRAYS else int(self.words[where.start])
+
+
+_GRAD_ARRAYS = frozenset(field.name for field in GRAD if field.cubes)
 
 
 @lru_cache(maxsize=64)
-def _grad_arrays(slots: int) -> list[tuple[str, slice]]:
-    return [(field.name, grad_slices(slots)[field.name]) for field in GRAD if field.cubes]
+def _grad_words(slots: int, names: tuple[str, ...]) -> NDArray[np.int64]:
+    return np.array([grad_slices(slots)[name].start for name in names])
 
 
 def new_tensor(section_num: int, aic: int, aiv: int, slots: int) -> tuple[Int32Array, Int32Array, Int32Array]:

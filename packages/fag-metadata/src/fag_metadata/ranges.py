@@ -23,7 +23,7 @@ def divide(values: int, divisor: int) -> int: ...
 @overload
 def divide(values: Int64Array, divisor: int) -> Int64Array: ...
 def divide(values: IntLike, divisor: int) -> IntLike:
-    """values // divisor; of arrays in a third of the time where the divisor is a power of two."""
+    """The floor of values / divisor; of arrays in a third of the time where the divisor is a power of two."""
     if divisor & (divisor - 1):
         return values // divisor
     return values >> (divisor.bit_length() - 1)
@@ -84,11 +84,11 @@ def pairs_up_to(
     """
     behind, before = row_stop + diagonal - key_start, row_start + diagonal - key_start
     width = key_stop - key_start
-    pairs: Int64Array = _ramp(behind) - _ramp(before) - _ramp(behind - width) + _ramp(before - width)
+    pairs: Int64Array = ramp(behind) - ramp(before) - ramp(behind - width) + ramp(before - width)
     return pairs
 
 
-def _ramp(n: IntLike) -> Any:
+def ramp(n: IntLike) -> Any:
     """0 + 1 + ... + n, and 0 for a negative n."""
     if isinstance(n, int):
         return n * (n + 1) // 2 if n > 0 else 0
