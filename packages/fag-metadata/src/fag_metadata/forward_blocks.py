@@ -29,6 +29,7 @@ _LONG_LIST = 1024  # of more numbers it takes longer to make a list than to sear
 _BLOCKS_PER_LOOKUP = 64  # a search takes as long as this many numbers of a table do to write
 _ZERO = np.zeros(1, np.int64)
 _ZERO.flags.writeable = False
+"""With strides=0 as many zeros as wanted, in no memory."""
 
 
 class BlockSize(NamedTuple):
@@ -98,7 +99,7 @@ class ForwardBlocks:
             raise AttributeError(name)
         if self.num_entries == 1:
             self.head_blocks = self.all_rows().before[-1:]
-            self.num_blocks = int(self.head_blocks[0]) * self.heads_per_entry
+            self.num_blocks = self.head_blocks.item() * self.heads_per_entry
             self.blocks_before = np.array((0, self.num_blocks))
         else:
             self.head_blocks = self._count_head_blocks()
@@ -232,7 +233,7 @@ class ForwardBlocks:
     def all_rows(self) -> RowBlocks:
         """The row blocks of the heads of all entries (kept)."""
         if self._all_rows is None:
-            self._all_rows = self.rows_of(np.arange(self.num_entries))
+            self._all_rows = self.rows_of(_ZERO if self.num_entries == 1 else np.arange(self.num_entries))
         return self._all_rows
 
     def rows_before(self, entry: int) -> Sequence[int]:
@@ -264,6 +265,8 @@ class ForwardBlocks:
         rows = self.size.rows
         if len(entries) == 1:
             length_q, length_kv = int(self.lengths_q[entries[0]]), int(self.lengths_kv[entries[0]])
+            if self.mask_mode is MaskMode.CAUSAL and not self.is_bnsd:
+                return RowBlocks(*self._causal_key_blocks(length_q, length_kv), _ZERO)
             diagonals = band(self.mask_mode, *self.windows, length_q, length_kv)
             low = np.arange(0, length_q * self.g, rows)
             return RowBlocks(*self._key_blocks(low, 0, length_q, length_kv, *diagonals, lambda x: x), _ZERO)
@@ -274,6 +277,20 @@ class ForwardBlocks:
         bands = self.first_diagonal[entries], self.last_diagonal[entries]
         key_blocks = self._key_blocks(low, begin * rows, s1, s2, *bands, lambda x: x.repeat(num_rows))
         return RowBlocks(*key_blocks, begin)
+
+    def _causal_key_blocks(self, s1: int, s2: int) -> tuple[Int64Array, Int64Array]:
+        """_key_blocks of one entry with a causal mask, of which there are most new problems."""
+        rows, keys = self.size
+        num_rows = -(-s1 * self.g // rows)
+        before = np.zeros(num_rows + 1, np.int64)
+        if num_rows:
+            offset = self.g * (s2 - s1 + keys) + rows - 1
+            stop = divide(np.arange(offset, offset + num_rows * rows, rows), self.g * keys)
+            stop[-1] = -(-s2 // keys)
+            if s2 < s1:
+                np.maximum(stop, 0, out=stop)
+            np.add.accumulate(stop, out=before[1:])
+        return np.ndarray(num_rows, np.int64, _ZERO, strides=0), before
 
     def _key_blocks(
         self,
@@ -293,7 +310,7 @@ class ForwardBlocks:
         """
         rows, keys = self.size
         before = np.zeros(len(low) + 1, np.int64)
-        first = np.ndarray(len(low), np.int64, _ZERO, strides=0)  # zeros that take no memory
+        first = np.ndarray(len(low), np.int64, _ZERO, strides=0)
         width = divide(s2 + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK:
             np.add.accumulate(first + each_row(width), out=before[1:])

@@ -5,6 +5,7 @@ Both forward splits end here. All cores of many sections are handled at once.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -139,14 +140,14 @@ def _write_pairs(
     """
     if blocks.num_entries > 1:
         return False
-    rows, full_rows = blocks.size.rows, int(blocks.lengths_q[0]) * blocks.g
+    rows, full_rows = blocks.size.rows, blocks.lengths_q.item() * blocks.g
     inner = places.is_inside_row.nonzero()[0]
     head, row = places.head[inner], places.row[inner]
     num_tasks = len(inner)
-    if full_rows % rows and int(row.max()) == full_rows // rows:
+    if full_rows % rows and np.count_nonzero(row == full_rows // rows):
         return False  # the last row block of a head is lower
     # Ranges of at least the widest row block cannot share one with two others.
-    if int(cuts.done[-1]) // len(places.row) < -(-int(blocks.lengths_kv[0]) // blocks.size.keys) and (
+    if cuts.done.item(-1) // len(places.row) < -(-blocks.lengths_kv.item() // blocks.size.keys) and (
         np.count_nonzero((row[1:] == row[:-1]) & (head[1:] == head[:-1]))
     ):
         return False
@@ -158,12 +159,18 @@ def _write_pairs(
     cut_before = places.is_inside_row.cumsum()
     words[1:, 6] = cut_before[:-1]
     words[2:, 6] += cut_before[:-2]  # the core behind finishes the row block
-    tasks = fd[0, : num_tasks * pieces].reshape(num_tasks, pieces, ROW_WORDS)
-    tasks[:, :, 0], tasks[:, :, 1] = head[:, None], row[:, None]
-    tasks[:, :, 2] = np.arange(0, 2 * num_tasks, 2)[:, None]
-    piece = [(2, begin, min(per, rows - begin)) for begin in range(0, rows, per)]
-    tasks[:, :, 3:6] = piece
+    lines = fd[0, : num_tasks * pieces]
+    lines[:, 2:6] = _pairs(num_tasks, rows, per)
+    lines[:, 0].reshape(-1, pieces)[:] = head[:, None]
+    lines[:, 1].reshape(-1, pieces)[:] = row[:, None]
     return True
+
+
+@lru_cache(maxsize=64)
+def _pairs(num_tasks: int, rows: int, per: int) -> Int32Array:
+    """Words 2 to 5 of the FD rows of so many row blocks, each with two partial results."""
+    pieces = [(2, begin, min(per, rows - begin)) for begin in range(0, rows, per)]
+    return np.array([(2 * task, *piece) for task in range(num_tasks) for piece in pieces], np.int32)
 
 
 def _find_merges(

@@ -8,6 +8,7 @@ greedy loops (heads, rows, blocks) are searches in running sums; loops run over 
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -150,7 +151,7 @@ def _cut_one_section(blocks: ForwardBlocks, num_heads: int, num_cores: int) -> C
     cuts, stuck, is_heavy = _cut_rows(blocks, 0, 0, total, used, _heaviest(total, used))
     stays = None
     if is_heavy:
-        left = _left_with_merging(total, used, np.arange(used, -1, -1))
+        left = _left_with_merging(total, used)
         done = total - left[1:]
         if blocks.has_empty_first_rows:
             stays = _stays_with_merging(left, used)
@@ -191,7 +192,7 @@ def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts
         # A slice is indexed in half the time.
         merged: Any = slice(None) if is_heavy.all() else is_heavy.nonzero()[0]
         cores: IntLike = num_cores if is_busy else used[merged, None]
-        left = _left_with_merging(total[merged, None], cores, cores - np.arange(num_cores + 1))
+        left = _left_with_merging(total[merged, None], cores)
         done[merged] = stop[merged, None] - left[:, 1:]
         stays[merged] = _stays_with_merging(left, cores) if blocks.has_empty_first_rows else False
     count = 1 + np.count_nonzero(done < stop[:, None], axis=1)
@@ -206,7 +207,7 @@ def _heaviest(total: IntLike, used: IntLike) -> Any:
     return -(-total // used) + _MIN_MERGE_GAIN_BLOCKS
 
 
-def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> Int64Array:
+def _left_with_merging(total: IntLike, used: IntLike) -> Int64Array:
     """Blocks that are left before every core when rows may be cut between blocks (step F7 with merging).
 
     A core takes floor(left / cores + 1/3) blocks, so the worst one gets the mean rounded up. With total =
@@ -215,9 +216,23 @@ def _left_with_merging(total: IntLike, used: IntLike, to_come: Int64Array) -> In
     """
     quotient = total // used
     rest = total - quotient * used
+    to_come, less_used, third = (
+        _to_come(used) if isinstance(used, int) else _count_down(used, int(used.max()))
+    )
     left: Int64Array = quotient * to_come
-    left += np.minimum(rest, np.maximum(rest + (to_come - used), (2 * to_come + 1) // 3))
+    left += np.minimum(rest, np.maximum(less_used + rest, third))
     return left
+
+
+@lru_cache(maxsize=16)
+def _to_come(used: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    return _count_down(used, used)
+
+
+def _count_down(used: IntLike, most: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """The cores m to come, m - used and (2 * m + 1) // 3, before each of `most` cores and behind them."""
+    to_come = used - np.arange(most + 1)
+    return to_come, to_come - used, (2 * to_come + 1) // 3
 
 
 def _stays_with_merging(left: Int64Array, used: IntLike) -> BoolArray:

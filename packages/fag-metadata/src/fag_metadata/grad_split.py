@@ -160,14 +160,17 @@ def make_grad_split(
         check_int32_count(_OP, "the number of dQ rows", rows[0], B=b, S1=counts.s1, N1=n1)
         check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=b, S2=counts.s2, N2=problem.n2)
     split = GradSplit(cube_slots(target.cube_cores))
-    split.start[:used], split.end[:used] = ranges.start, ranges.end
+    words, where = split.words, grad_slices(split.slots)
+    start, end, batch = (where[name].start for name in ("start", "end", "batch"))
+    words[start : start + used], words[end : end + used] = ranges.start, ranges.end
     if problem.is_variable:
-        split.batch[:used] = ranges.batch
+        words[batch : batch + used] = ranges.batch
     vectors = min(2 * used, 2 * split.slots)
     if vectors:
-        where = grad_slices(split.slots)
-        pieces = split.words[where["dq_start"].start : where["dkv_end"].stop].reshape(2, 2, -1)
-        pieces[:, 0, :vectors], pieces[:, 1, :vectors] = _deal_rows(rows, vectors)
+        pieces = words[where["dq_start"].start : where["dkv_end"].stop].reshape(2, 2, -1)
+        pieces[:, 0, :vectors], pieces[:, 1, :vectors] = _deal_rows(rows[0], vectors)
+        if rows[0] != rows[1]:
+            pieces[1, 0, :vectors], pieces[1, 1, :vectors] = _deal_rows(rows[1], vectors)
     is_tnd = problem.layout is Layout.TND and problem.is_variable
     split.set(
         split_axis=axis,
@@ -200,16 +203,15 @@ def _counting(n: int) -> Int64Array:
     return numbers
 
 
-def _deal_rows(rows: tuple[int, int], vectors: int) -> tuple[Int64Array, Int64Array]:
-    """First and end dQ and dK/dV rows of the vector cores, (2, vectors) each: as many for all, the first ones
-    getting one more where they do not divide.
+def _deal_rows(rows: int, vectors: int) -> tuple[Int64Array, Int64Array]:
+    """First and end rows of the vector cores: as many for all, the first ones getting one more where they do
+    not divide.
     """
-    counting = _counting(vectors + 1)
-    (share_q, rest_q), (share_kv, rest_kv) = divmod(rows[0], vectors), divmod(rows[1], vectors)
-    cuts = counting * np.array(((share_q,), (share_kv,)))
-    if rest_q or rest_kv:
-        cuts += np.minimum(counting, np.array(((rest_q,), (rest_kv,))))
-    return cuts[:, :-1], cuts[:, 1:]
+    share, rest = divmod(rows, vectors)
+    cuts = _counting(vectors + 1) * share
+    if rest:
+        cuts += np.minimum(_counting(vectors + 1), rest)
+    return cuts[:-1], cuts[1:]
 
 
 _NO_TILES = np.zeros(0, np.int64)
@@ -242,11 +244,9 @@ def _columns(column: Int64Array, s1: IntLike, s2: IntLike, tokens: Tokens, count
     left, right = tokens.left, tokens.right
     # A key of the sequence is at most s2 - 1, and right at least s2 - s1: no column begins behind the last
     # query, so that the page's other case cannot occur.
-    if t1 == t2:
-        first = column + -right // t1
-    else:
-        first = (column * t2 - right) // t1
-    np.maximum(first, 0, out=first)
+    first = column + -right // t1 if t1 == t2 else (column * t2 - right) // t1
+    if not isinstance(right, int) or right > 0:
+        np.maximum(first, 0, out=first)
     rows = -(-s1 // t1)
     before = np.zeros(len(column) + 1, np.int64)
     if tokens.is_open:  # every column reaches the last query

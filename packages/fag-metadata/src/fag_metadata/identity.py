@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import lshift
 from struct import pack as pack_bytes
 from struct import unpack_from
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 FIRST_WORD = 8
 _SHIFTS = {bits.name: 32 * (bits.word - FIRST_WORD) + bits.shift for bits in IDENTITY}
-_BATCH_SHIFT = _SHIFTS["b"]
 _MAGIC_SHIFT = 0
 _CRC_SHIFT = 32 * (HEAD_WORDS - 1 - FIRST_WORD)
 FREE_FIELDS = ("route", "split", "is_grad", "cube_slots", "target_id")
@@ -51,6 +51,7 @@ _FREE_MASK = sum(
 PROBLEM_MASK = (1 << 32 * (HEAD_WORDS - FIRST_WORD)) - 1 - _FREE_MASK
 """Bits of words 8..15, taken as one little-endian number, that the problem alone determines."""
 _PROBLEM_SHIFTS = {name: shift for name, shift in _SHIFTS.items() if name not in FREE_FIELDS}
+_BATCH = [*_PROBLEM_SHIFTS].index("b")
 GRAD_BIT = 1 << _SHIFTS["is_grad"]
 
 _EXACT_BELOW = 0x8000
@@ -115,10 +116,9 @@ def problem_identity(problem: AttentionProblem) -> ProblemIdentity:
     numbers = (
         FORMAT_VERSION, layout, int(problem.mask_mode), *present, n1, n2, b, d - 1, dv - 1, s1, s2, *windows
     )  # fmt: skip
-    bits = MAGIC << _MAGIC_SHIFT | crc << _CRC_SHIFT
-    for shift, value in zip(_PROBLEM_SHIFTS.values(), numbers, strict=True):
-        # a batch size uses all 16 bits, and needs no folding
-        bits |= (value if 0 <= value < _EXACT_BELOW or shift == _BATCH_SHIFT else fold16(value)) << shift
+    folded = [value if 0 <= value < _EXACT_BELOW else fold16(value) for value in numbers]
+    folded[_BATCH] = b  # uses all 16 bits, and needs no folding
+    bits = MAGIC << _MAGIC_SHIFT | crc << _CRC_SHIFT | sum(map(lshift, folded, _PROBLEM_SHIFTS.values()))
     return ProblemIdentity(bits, numbers, crc)
 
 

@@ -301,7 +301,7 @@ class GradSplit:
 
     def set(self, **numbers: int) -> None:
         """Writes fields that are single words."""
-        self.words[_grad_words(self.slots, tuple(numbers))] = list(numbers.values())
+        self.words[_grad_words(self.slots, tuple(numbers))] = tuple(numbers.values())
 
     def __getattr__(self, name: str) -> Any:
         where = None if name == "slots" else grad_slices(self.slots).get(name)
