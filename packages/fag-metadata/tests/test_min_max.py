@@ -63,7 +63,7 @@ def test_equal_rows_are_cut_as_well_as_all_of_them_listed(items: list[int], rows
     sums = np.cumsum([0, *items]).tolist()
     found = cut_equal_rows(sums, rows, parts)
     listed = np.cumsum([0, *items * rows])
-    cuts = np.append(found.row * len(items) + found.item, len(items) * rows)
+    cuts = np.append(found.begin, len(items) * rows)
     assert len(cuts) <= parts + 1
     assert cuts[0] == 0
     assert (np.diff(cuts) >= 0).all()

@@ -18,7 +18,7 @@ from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit, cube_slots, new_tensor
-from .min_max import EqualRowsCuts, can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
+from .min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .targets import CPU_TARGET, Target
 from .terms import MaskMode
@@ -163,9 +163,10 @@ def _split_equal_heads(
         cut = cut if height == lowest else cut_equal_rows(sums[height], heads, cores)
     size = BlockSize(height, FWD_STEP_KEYS)
     if _all_rows_see_key_0(tallest):
-        return _pack_rows(size, heads, cut, len(sums[height]) - 1, target)
+        return _pack_rows(size, heads, cut.begin, len(sums[height]) - 1, target)
     blocks = ForwardBlocks(problem, size)
-    return _pack(blocks, cut.row * blocks.head_blocks[0] + blocks.all_rows().before[cut.item], target)
+    head, row = np.divmod(cut.begin, len(sums[height]) - 1)
+    return _pack(blocks, head * blocks.head_blocks[0] + blocks.all_rows().before[row], target)
 
 
 def _all_rows_see_key_0(blocks: ForwardBlocks) -> bool:
@@ -175,15 +176,15 @@ def _all_rows_see_key_0(blocks: ForwardBlocks) -> bool:
     return blocks.mask_mode is MaskMode.NO_MASK
 
 
-def _pack_rows(size: BlockSize, heads: int, cut: EqualRowsCuts, rows: int, target: Target) -> ForwardSplit:
-    """`_pack` of cuts between the row blocks of equal heads, `rows` each, where every row sees key 0."""
-    row = cut.row * rows + cut.item
-    is_new = (row[1:] > row[:-1]) & (row[1:] < heads * rows)
-    used = 1 + np.count_nonzero(is_new)
+def _pack_rows(size: BlockSize, heads: int, begin: Int64Array, rows: int, target: Target) -> ForwardSplit:
+    """`_pack` of ranges of row blocks of equal heads, `rows` each, where every row sees key 0."""
+    inner = begin[1:]
+    inner = inner[(inner > begin[:-1]) & (inner < heads * rows)]
     tensor, fa, fd = new_tensor(1, target.cube_cores, target.vector_cores, cube_slots(target.cube_cores))
-    fa[0, 1:used, 0], fa[0, 1:used, 1] = cut.row[1:][is_new], cut.item[1:][is_new]
-    fa[0, : used - 1, 3:5] = fa[0, 1:used, 0:2]
-    fa[0, used - 1, 3] = heads
+    ranges, used = fa[0], len(inner)
+    ranges[:used, 3], ranges[:used, 4] = np.divmod(inner, rows)
+    ranges[1 : used + 1, 0:2] = ranges[:used, 3:5]
+    ranges[used, 3] = heads
     return ForwardSplit(1, False, size.rows, size.keys, fa, fd, tensor)
 
 

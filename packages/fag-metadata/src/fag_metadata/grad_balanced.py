@@ -189,8 +189,7 @@ def _equal_cuts(problem: AttentionProblem, cores: int) -> Int64Array:
         found = cut_equal_rows(sums, 1, parts)
         if found.heaviest < -(-kv_heads // cores) * g * sums[-1]:
             starts = np.arange(0, heads * rows * cols, rows * cols)[:, None]
-            unit = found.row * (len(sums) - 1) + found.item
-            starts = starts + _tiles_before_units(unit, rows, cols)
+            starts = starts + _tiles_before_units(found.begin, rows, cols)
             return np.append(starts.ravel(), heads * rows * cols)
     ranges = min(cores, kv_heads)
     shares: Int64Array = np.arange(ranges + 1) * kv_heads // ranges

@@ -48,12 +48,11 @@ def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
 
 
 class EqualRowsCuts(NamedTuple):
-    """Where the parts of equal rows begin: row and item, (parts,) each; and the heaviest part. An empty part
-    begins where the next one does, the last at item 0 of the row behind all.
+    """Where the parts of equal rows begin, in items of all rows (parts,), ascending from 0; and the heaviest
+    part. An empty part begins where the next one does, the last behind all items.
     """
 
-    row: Int64Array
-    item: Int64Array
+    begin: Int64Array
     heaviest: int
 
 
@@ -72,11 +71,10 @@ def cut_equal_rows(sums: Sequence[int], rows: int, parts: int) -> EqualRowsCuts:
     if periods > 1 and heaviest > max(mean, widest) and _can_cut_rows(sums, rows, parts, heaviest - 1):
         periods = 1
         cuts, heaviest = _cut_rows(sums, rows, parts, widest)
-    row, item = np.divmod(cuts, items)
+    begin = np.array(cuts, np.int64)
     if periods > 1:
-        row = (np.arange(0, rows, rows // periods)[:, None] + row).ravel()
-        item = np.concatenate([item] * periods)
-    return EqualRowsCuts(row, item, heaviest)
+        begin = (np.arange(0, rows * items, rows // periods * items)[:, None] + begin).ravel()
+    return EqualRowsCuts(begin, heaviest)
 
 
 def _cut_rows(sums: Sequence[int], rows: int, parts: int, widest: int) -> tuple[list[int], int]:

@@ -84,7 +84,10 @@ def pairs_up_to(
     """
     behind, before = row_stop + diagonal - key_start, row_start + diagonal - key_start
     width = key_stop - key_start
-    pairs: Int64Array = ramp(behind) - ramp(before) - ramp(behind - width) + ramp(before - width)
+    pairs: Int64Array = ramp(behind) - ramp(behind - width)
+    if isinstance(before, int) and before <= 0:  # the first row sees nothing, or key_start alone
+        return pairs
+    pairs = pairs - ramp(before) + ramp(before - width)
     return pairs
 
 
