@@ -85,10 +85,9 @@ def pairs_up_to(
     behind, before = row_stop + diagonal - key_start, row_start + diagonal - key_start
     width = key_stop - key_start
     pairs: Int64Array = ramp(behind) - ramp(behind - width)
-    if isinstance(before, int) and before <= 0:  # the first row sees nothing, or key_start alone
+    if isinstance(before, int) and before <= 0:  # no row in front of row_start sees a key from key_start on
         return pairs
-    pairs = pairs - ramp(before) + ramp(before - width)
-    return pairs
+    return pairs - ramp(before) + ramp(before - width)
 
 
 def ramp(n: IntLike) -> Any:
