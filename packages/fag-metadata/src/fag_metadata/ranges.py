@@ -85,9 +85,9 @@ def pairs_up_to(
     behind, before = row_stop + diagonal - key_start, row_start + diagonal - key_start
     width = key_stop - key_start
     pairs: Int64Array = ramp(behind) - ramp(behind - width)
-    if isinstance(before, int) and before <= 0:  # no row in front of row_start sees a key from key_start on
-        return pairs
-    return pairs - ramp(before) + ramp(before - width)
+    if not isinstance(before, int) or before > 0:  # else no row before row_start sees a key from key_start on
+        pairs = pairs - ramp(before) + ramp(before - width)
+    return pairs
 
 
 def ramp(n: IntLike) -> Any:
