@@ -169,6 +169,7 @@ def print_speed() -> None:
         "dense causal B1 S4096": {"batch_size": 1, "max_seqlen_q": 4096, "max_seqlen_kv": 4096},
         "dense causal B2 S1000": {"batch_size": 2, "max_seqlen_q": 1000, "max_seqlen_kv": 1000},
         "dense causal B4 S128": {"batch_size": 4, "max_seqlen_q": 128, "max_seqlen_kv": 128},
+        "dense causal B8 S8192, 6 sections": {"batch_size": 8, "max_seqlen_q": 8192, "max_seqlen_kv": 8192},
         **{name: {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "layout_q": "TND"} for name, cu in ragged.items()},
     }
     print(

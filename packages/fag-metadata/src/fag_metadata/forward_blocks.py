@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
-_FEW_ROWS = 1 << 16
-_FEW_ROWS_PER_ENTRY = 4
+_FEW_ROWS = 1 << 14  # which take as long to list as those of each core's entry
 _LONG_LIST = 1024  # of more numbers it takes longer to make a list than to search them as they are
 _BLOCKS_PER_LOOKUP = 64  # a search takes as long as this many numbers of a table do to write
 _ZERO = np.zeros(1, np.int64)
@@ -258,15 +257,13 @@ class ForwardBlocks:
     def _rows_are_few(self) -> bool:
         """Whether all row blocks are listed at once, and kept."""
         num_rows = int((-(-self.lengths_q * self.g // self.size.rows)).sum())
-        return num_rows <= max(_FEW_ROWS, _FEW_ROWS_PER_ENTRY * self.num_entries)
+        return num_rows <= _FEW_ROWS
 
     def rows_of(self, entries: Int64Array) -> RowBlocks:
         """The row blocks of a head of every one of these entries."""
         rows = self.size.rows
         if len(entries) == 1:
             length_q, length_kv = int(self.lengths_q[entries[0]]), int(self.lengths_kv[entries[0]])
-            if self.mask_mode is MaskMode.CAUSAL and not self.is_bnsd:
-                return RowBlocks(*self._causal_key_blocks(length_q, length_kv), _ZERO)
             diagonals = band(self.mask_mode, *self.windows, length_q, length_kv)
             low = np.arange(0, length_q * self.g, rows)
             return RowBlocks(*self._key_blocks(low, 0, length_q, length_kv, *diagonals, lambda x: x), _ZERO)
@@ -277,20 +274,6 @@ class ForwardBlocks:
         bands = self.first_diagonal[entries], self.last_diagonal[entries]
         key_blocks = self._key_blocks(low, begin * rows, s1, s2, *bands, lambda x: x.repeat(num_rows))
         return RowBlocks(*key_blocks, begin)
-
-    def _causal_key_blocks(self, s1: int, s2: int) -> tuple[Int64Array, Int64Array]:
-        """_key_blocks of one entry with a causal mask, of which there are most new problems."""
-        rows, keys = self.size
-        num_rows = -(-s1 * self.g // rows)
-        before = np.zeros(num_rows + 1, np.int64)
-        if num_rows:
-            offset = self.g * (s2 - s1 + keys) + rows - 1
-            stop = divide(np.arange(offset, offset + num_rows * rows, rows), self.g * keys)
-            stop[-1] = -(-s2 // keys)
-            if s2 < s1:
-                np.maximum(stop, 0, out=stop)
-            np.add.accumulate(stop, out=before[1:])
-        return np.ndarray(num_rows, np.int64, _ZERO, strides=0), before
 
     def _key_blocks(
         self,
@@ -352,6 +335,9 @@ class ForwardBlocks:
         width = divide(self.lengths_kv + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK or not self.num_entries:
             return num_rows * width
+        if self._rows_are_few:
+            rows = self.all_rows()
+            return np.diff(rows.before[rows.begin], append=rows.before[-1])
         step = self.g * keys // height  # row blocks after which one more key block is visible
         if self.mask_mode is MaskMode.CAUSAL and step * height == self.g * keys and not self.is_bnsd:
             # All but the last row block, which sees all keys: r has floor((r + before) / step) + 1, if any.
@@ -359,9 +345,6 @@ class ForwardBlocks:
             counts: Int64Array = _sum_steps(num_rows - 1 + before, step) - _sum_steps(before, step) + width
             counts[num_rows == 0] = 0
             return counts
-        if self._rows_are_few:
-            rows = self.all_rows()
-            return np.diff(rows.before[rows.begin], append=rows.before[-1])
         pairs = self.lengths_q << 32 | self.lengths_kv
         _, index, inverse = np.unique(pairs, return_index=True, return_inverse=True)
         ends = np.cumsum(-(-self.lengths_q[index] * self.g // self.size.rows))

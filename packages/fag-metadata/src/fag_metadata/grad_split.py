@@ -281,48 +281,17 @@ def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> Cor
     return CoreRanges(used, per_core, cuts[:-1], cuts[1:], _NO_TILES)
 
 
-class _EntryColumns(NamedTuple):
-    """The columns of some entries, one after the other: the first and the end of each entry, the number of
-    every column in its entry, and what they cover.
-    """
-
-    start: Int64Array
-    end: Int64Array
-    number: Int64Array
-    covered: Columns
-
-
-def _columns_of(
-    problem: AttentionProblem, entries: Int64Array | slice, counts: Counts, tokens: Tokens
-) -> _EntryColumns:
-    """Lists the columns of entries with their own lengths."""
-    p, w = problem.lengths_q[entries], problem.lengths_kv[entries]
-    cols = -(-w // counts.t2)
-    end = np.cumsum(cols)
-    start = end - cols
-    number = np.arange(int(end[-1])) - start.repeat(cols)
-    shift = p - w
-    shifted = Tokens(
-        (tokens.left + shift).repeat(cols),
-        (tokens.right - shift).repeat(cols),
-        tokens.is_sparse,
-        tokens.is_open,
-    )
-    return _EntryColumns(
-        start, end, number, _columns(number, p.repeat(cols), w.repeat(cols), shifted, counts)
-    )
-
-
 def _count_covered(
-    problem: AttentionProblem, rows: Int64Array, cols: Int64Array, tokens: Tokens, tile: int
+    problem: AttentionProblem, rows: Int64Array, cols: Int64Array, tokens: Tokens, counts: Counts
 ) -> Int64Array:
-    """Covered tiles of a head of every entry, if tiles are square: what _columns_of lists, in closed form."""
+    """Covered tiles of a head of every entry, in closed form."""
     shift = problem.lengths_q - problem.lengths_kv
-    # Column j covers the rows max(0, j + above) to min(rows, j + below), the last one to the last row.
-    above = (shift - tokens.right) // tile
+    # Column j covers the rows max(0, j + above) to min(rows, rows - below + j), the last one to the last row.
+    # Where tiles are not square there is one row, which every column begins with, or one column.
+    above = (shift - tokens.right) // max(counts.t1, counts.t2)
     covered: Int64Array = rows * cols - ramp(cols - 1 + above) + ramp(above - 1)
     if not tokens.is_open:
-        below = rows - 1 + (-tokens.left - shift) // tile  # rows that column 0 leaves, if so many
+        below = rows - 1 + (-tokens.left - shift) // counts.t2
         others = np.maximum(cols - 1, 0)
         covered -= ramp(below) - ramp(below - others) - ramp(below - rows) + ramp(below - rows - others)
     return covered
@@ -332,16 +301,11 @@ def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, c
     """Deals the covered tiles of entries with their own lengths in equal numbers (step G9)."""
     if counts.o2 == 0 or problem.b == 0:
         return NO_RANGES
-    t1, t2, heads = counts.t1, counts.t2, problem.n1
-    rows, cols = -(-problem.lengths_q // t1), -(-problem.lengths_kv // t2)
-    rectangle = rows * cols
-    if problem.mask_mode is MaskMode.NO_MASK:
-        covered = rectangle
-    elif t1 == t2:
-        covered = _count_covered(problem, rows, cols, tokens, t1)
-    else:
-        every = _columns_of(problem, slice(None), counts, tokens)
-        covered = every.covered.before[every.end] - every.covered.before[every.start]
+    p, w, heads = problem.lengths_q, problem.lengths_kv, problem.n1
+    rows, cols = -(-p // counts.t1), -(-w // counts.t2)
+    rectangle = covered = rows * cols
+    if problem.mask_mode is not MaskMode.NO_MASK:
+        covered = _count_covered(problem, rows, cols, tokens, counts)
     covered_end = np.cumsum(covered) * heads
     n = int(covered_end[-1])
     if n == 0:
@@ -352,12 +316,17 @@ def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, c
     entry = np.searchsorted(covered_end, wanted, side="right")
     head, tile = np.divmod(wanted - covered_end[entry] + covered[entry] * heads, covered[entry])
     if problem.mask_mode is not MaskMode.NO_MASK:
+        # The columns of the entries that a core starts in, one entry after the other.
         touched, which = np.unique(entry, return_inverse=True)
-        some = _columns_of(problem, touched, counts, tokens)
-        first, before = some.covered
-        tile += before[some.start[which]]
+        p, w, cols = p[touched], w[touched], cols[touched]
+        start = np.cumsum(cols) - cols
+        number = np.arange(int(cols.sum())) - start.repeat(cols)
+        left, right = (tokens.left + p - w).repeat(cols), (tokens.right - p + w).repeat(cols)
+        shifted = tokens._replace(left=left, right=right)
+        first, before = _columns(number, p.repeat(cols), w.repeat(cols), shifted, counts)
+        tile += before[start[which]]
         column = np.searchsorted(before, tile, side="right") - 1
-        tile += some.number[column] * rows[entry] + first[column] - before[column]
+        tile += number[column] * rows[entry] + first[column] - before[column]
     rectangle_end = np.cumsum(rectangle) * heads
     cuts = np.empty(used + 1, np.int64)
     cuts[:-1] = rectangle_end[entry] + (head - heads) * rectangle[entry] + tile
