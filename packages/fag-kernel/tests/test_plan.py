@@ -15,6 +15,7 @@ from fag_metadata import (
     Target,
     UnsupportedError,
     flash_attn_metadata,
+    unpack,
 )
 from fag_metadata.routes import ROUTES, select_route
 
@@ -146,6 +147,22 @@ def test_route_can_come_from_the_metadata():
     assert tiling.trace[0] == TraceRow("route", "BN2GS1S2", "chosen", "stands in the metadata")
     words = flash_attn_metadata(37, 37, 128, target=target, **sizes)
     assert plan(problem, target, metadata=words) == plan(problem, target)
+
+
+def test_every_core_that_metadata_gives_tiles_is_launched():
+    """36 tiles on 32 cores: CANN's host deals two each to 18, the balanced split uses all."""
+    problem, target = dense(1, 1, 64, 1, 700, 700), "Ascend950PR_9589"
+    words = {
+        split: flash_attn_metadata(
+            1, 1, 64, batch_size=1, max_seqlen_q=700, max_seqlen_kv=700, is_grad_enabled=True, target=target,
+            split=split,
+        )
+        for split in ("cann", "balanced")
+    }  # fmt: skip
+    assert plan(problem, target).block_dim == 18
+    assert plan(problem, target, metadata=words["cann"]).block_dim == 18
+    assert unpack(words["balanced"]).grad.used_cubes == 32
+    assert plan(problem, target, metadata=words["balanced"]).block_dim == 32
 
 
 def test_metadata_of_another_problem_is_refused():

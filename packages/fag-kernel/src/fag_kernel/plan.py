@@ -16,10 +16,9 @@ from fag_kernel.abi import native_problem
 from fag_kernel.arrays import read_array
 from fag_kernel.tiling_data import TilingData
 from fag_kernel.tiling_key import TilingKey
-from fag_metadata import AttentionProblem, Route, Split, UnsupportedError, check_metadata
+from fag_metadata import AttentionProblem, Route, Split, UnsupportedError, check_metadata, unpack
 from fag_metadata.arguments import check_softmax_scale
 from fag_metadata.errors import problem_error, type_error
-from fag_metadata.layout import IDENTITY
 from fag_metadata.routes import select_route
 from fag_metadata.targets import CPU_TARGET, DEFAULT_TARGET, find_target
 
@@ -69,7 +68,8 @@ class TilingPlan:
         target: Machine.
         route: Kernel template and form; decided by fag_metadata.
         tiling_key: Which compiled kernel; None on the CPU target for problems without one.
-        block_dim: Cores launched.
+        block_dim: Cores launched: those that CANN's host gives work, or more where metadata that was given to
+            `plan` has ranges for more.
         is_swizzle: Whether key columns are dealt across cores instead of linear ranges.
         workspace_bytes: [libapi reserve][dq][dk][dv][padding], float32 accumulators.
         dq_offset: Byte of the dq accumulator (t1, n1, d) in the workspace.
@@ -135,7 +135,8 @@ def plan(
         split: "cann" or "balanced", the split that the ranges come from; None = the target's default. It
             matters for the route only.
         metadata: int32 tensor of flash_attn_metadata for this problem with the gradient in it: the route is
-            read from it instead of asking fag_metadata for the one of `split`.
+            read from it instead of asking fag_metadata for the one of `split`, and every core that it gives
+            tiles is launched.
         libapi_reserve_bytes: Bytes at the start of the workspace that are not ours, >= 0.
 
     Returns:
@@ -164,16 +165,25 @@ def plan(
     if not isinstance(problem, AttentionProblem):
         raise type_error("plan", "problem", "must be an AttentionProblem", type(problem).__name__)
     scale = 0.0 if softmax_scale is None else check_softmax_scale("plan", softmax_scale)
-    route = None if metadata is None else metadata_route(metadata, problem)
-    return _plan(problem, find_target("plan", target), parse_split(split), route, scale, libapi_reserve_bytes)
+    given = None if metadata is None else _read(metadata, problem)
+    return _plan(problem, find_target("plan", target), parse_split(split), given, scale, libapi_reserve_bytes)
 
 
-def metadata_route(metadata: Any, problem: AttentionProblem) -> Route:
-    """The route that stands in the metadata, after its check against the problem."""
+class _Given(NamedTuple):
+    """What a plan takes from metadata: the route, and how many cores have tiles."""
+
+    route: Route
+    cores: int
+
+
+def _read(metadata: Any, problem: AttentionProblem) -> _Given:
+    """What stands in the metadata, after its check against the problem."""
     words = read_array("plan", "metadata", metadata)
     check_metadata("plan", words, problem, True)
-    place = next(bits for bits in IDENTITY if bits.name == "route")
-    return Route(int(words[place.word]) >> place.shift & ((1 << place.width) - 1))
+    view = unpack(words)
+    assert view.identity is not None  # else it would not be metadata of this problem
+    assert view.grad is not None
+    return _Given(view.identity.route, view.grad.used_cubes)
 
 
 def parse_split(split: str | None) -> Split | None:
@@ -191,13 +201,12 @@ def _plan(
     problem: AttentionProblem,
     target: Target,
     split: Split | None,
-    route: Route | None,
+    given: _Given | None,
     softmax_scale: float,
     libapi_reserve_bytes: int,
 ) -> TilingPlan:
     choice = select_route(problem, target, split)
-    decided = choice if route in (None, choice.route) else None
-    route = choice.route if route is None else route
+    route, cores = given or (choice.route, 0)
     native = _native.make_plan(
         problem=native_problem(problem),
         route=int(route),
@@ -220,7 +229,7 @@ def _plan(
         target=target,
         route=route,
         tiling_key=None if key_problem else native["tiling_key"],
-        block_dim=native["block_dim"],
+        block_dim=max(native["block_dim"], min(cores, target.cube_cores)),
         is_swizzle=is_swizzle,
         workspace_bytes=native["workspace_bytes"],
         dq_offset=native["dq_offset"],
@@ -228,6 +237,9 @@ def _plan(
         dv_offset=native["dv_offset"],
         tiling_data=native["tiling_data"],
         _grounds=_Grounds(
-            decided, "chosen" if is_swizzle else rejected, native["swizzle_reason"], key_problem
+            choice if route is choice.route else None,
+            "chosen" if is_swizzle else rejected,
+            native["swizzle_reason"],
+            key_problem,
         ),
     )

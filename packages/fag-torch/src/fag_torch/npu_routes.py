@@ -211,17 +211,6 @@ def _has_kernel(call: Call, target: Target) -> str | None:
     return None
 
 
-def _blocks(call: Call, target: Target) -> str | None:
-    """A launch has as many blocks as CANN's split uses cores: no core beyond them would run its tiles."""
-    origin = call.metadata
-    if origin is None or not origin.used_cores or _has_kernel(call, target):
-        return None
-    blocks = plan(call.problem, target).block_dim
-    if origin.used_cores <= blocks:
-        return None
-    return f"a launch of this problem has {blocks} blocks, but metadata gives {origin.used_cores} cores tiles"
-
-
 ROWS: Final = (
     Row(ACLNN, "capability", _dtype),
     Row(ACLNN, "capability", _no_sinks),
@@ -236,7 +225,6 @@ ROWS: Final = (
     Row(ASCEND950, "capability", _dtype),
     Row(ASCEND950, "capability", _has_kernel),
     Row(ASCEND950, "capability", _cores),
-    Row(ASCEND950, "capability", _blocks),
 )
 
 
