@@ -317,7 +317,9 @@ def _split_variable(problem: AttentionProblem, counts: Counts, tokens: Tokens, c
     head, tile = np.divmod(wanted - covered_end[entry] + covered[entry] * heads, covered[entry])
     if problem.mask_mode is not MaskMode.NO_MASK:
         # The columns of the entries that a core starts in, one entry after the other.
-        touched, which = np.unique(entry, return_inverse=True)
+        is_new = np.ones(used, np.bool_)
+        is_new[1:] = entry[1:] != entry[:-1]
+        touched, which = entry[is_new], is_new.cumsum() - 1
         p, w, cols = p[touched], w[touched], cols[touched]
         start = np.cumsum(cols) - cols
         number = np.arange(int(cols.sum())) - start.repeat(cols)
