@@ -90,6 +90,7 @@ class ForwardBlocks:
         self.windows = (problem.win_left, problem.win_right)
         self._all_rows: RowBlocks | None = None
         self._row_table: Any = None  # see index_rows
+        self._entry_table: Any = None
         self._rows_before: dict[int, Sequence[int]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -186,6 +187,10 @@ class ForwardBlocks:
             self._entry_table = entry.repeat(np.diff(rows.begin, append=(len(width) - 1, len(width))))
         width[-1] = 0
         return width
+
+    def drop_index(self) -> None:
+        """Gives the memory of the table back, before the tensor takes as much."""
+        self._row_table = self._entry_table = None
 
     def entries_of(self, blocks: Int64Array) -> Int64Array:
         """Entries of ascending block numbers, num_entries of num_blocks."""

@@ -33,6 +33,10 @@ class Cuts(NamedTuple):
     stays: BoolArray | None
 
 
+_NOTHING = np.zeros(0, np.int64)
+_NOWHERE = Positions(_NOTHING, _NOTHING, _NOTHING, np.zeros(0, np.bool_), _NOTHING)
+
+
 class _Merges(NamedTuple):
     """Row blocks to merge, in order: how many lie in front of every section and in all, and of each its head,
     row block, slot of the first partial result, partial results, rows.
@@ -54,8 +58,10 @@ def pack_forward(
     `cube_cores` and `vector_cores` are the rows of a section; up to `num_vectors` cores may get merge work.
     """
     num_sections = len(cuts.section_ends)
+    places = _places_of(blocks, cuts)
+    blocks.drop_index()
     tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
-    has_merges = num_sections == 1 and _pack_sections(blocks, cuts, fa, fd, num_vectors)
+    has_merges = num_sections == 1 and _pack_sections(blocks, cuts, places, fa, fd, num_vectors)
     first = 0
     for begin in range(0, num_sections if num_sections > 1 else 0, _SECTIONS_AT_A_TIME):
         part = slice(begin, begin + _SECTIONS_AT_A_TIME)
@@ -63,7 +69,8 @@ def pack_forward(
         cores = slice(first, first + int(used.sum()))
         stays = None if cuts.stays is None else cuts.stays[cores]
         some = Cuts(ends, used, cuts.done[cores], stays)
-        has_merges |= _pack_sections(blocks, some, fa[part], fd[part], num_vectors)
+        some_places = Positions(*(column[cores] for column in places))  # type: ignore[arg-type]
+        has_merges |= _pack_sections(blocks, some, some_places, fa[part], fd[part], num_vectors)
         if begin:
             fa[begin, 0, 0] = cuts.section_ends[begin - 1]
         first = cores.stop
@@ -81,12 +88,12 @@ def pack_alike(
 ) -> ForwardSplit:
     """The same for sections of equal heads, all of which are cut like the first one, except the last one."""
     tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
-    has_merges = _pack_sections(blocks, first, fa[:1], fd[:1], num_vectors)
+    has_merges = _pack_sections(blocks, first, _places_of(blocks, first), fa[:1], fd[:1], num_vectors)
     fa[1:-1], fd[1:-1] = fa[0], fd[0]
     if first is last:
         fa[-1], fd[-1] = fa[0], fd[0]
     else:
-        has_merges |= _pack_sections(blocks, last, fa[-1:], fd[-1:], num_vectors)
+        has_merges |= _pack_sections(blocks, last, _places_of(blocks, last), fa[-1:], fd[-1:], num_vectors)
     heads = np.arange(0, num_sections * int(first.section_ends[0]), int(first.section_ends[0]))[:, None]
     for sections, cuts in ((slice(1, -1), first), (slice(-1, None), last)):
         fa[sections, : len(cuts.done), 0] += heads[sections]
@@ -95,8 +102,15 @@ def pack_alike(
     return ForwardSplit(num_sections, has_merges, blocks.size.rows, blocks.size.keys, fa, fd, tensor)
 
 
+def _places_of(blocks: ForwardBlocks, cuts: Cuts) -> Positions:
+    """Where the used cores stop, if there are blocks; _pack_sections corrects the end of every section."""
+    if not blocks.num_blocks:
+        return _NOWHERE
+    return blocks.positions(np.minimum(cuts.done, blocks.num_blocks - 1))
+
+
 def _pack_sections(
-    blocks: ForwardBlocks, cuts: Cuts, fa: Int32Array, fd: Int32Array, num_vectors: int
+    blocks: ForwardBlocks, cuts: Cuts, places: Positions, fa: Int32Array, fd: Int32Array, num_vectors: int
 ) -> bool:
     """The same for some sections, the first of which starts at head 0. Returns whether there are merges."""
     is_one = len(fa) == 1
@@ -107,8 +121,6 @@ def _pack_sections(
     words = rows[: len(cuts.done)] if is_dense else np.zeros((len(cuts.done), ROW_WORDS), np.int32)
     has_merges = False
     if blocks.num_blocks:
-        # The very last end is behind all blocks; like that of every section it is set below.
-        places = blocks.positions(np.minimum(cuts.done, blocks.num_blocks - 1))
         words[:, 3], words[:, 4], words[:, 5] = places.head, places.row, places.key
         if cuts.stays is not None:
             words[cuts.stays & (places.done == 0) & (places.row > 0), 4:6] = 0
