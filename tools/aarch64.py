@@ -43,7 +43,8 @@ RUNS = {
     "levels-a57": Run("cortex-a57", ("tests/aarch64",)),
     "kernel": Run("max", (KERNEL_TESTS,)),
     "kernel-a57": Run(
-        "cortex-a57", (f"{KERNEL_TESTS}/test_cpu_grid.py", f"{KERNEL_TESTS}/test_cpu_nonfinite.py")
+        "cortex-a57",
+        (f"{KERNEL_TESTS}/test_cpu_grid.py::test_widths", f"{KERNEL_TESTS}/test_cpu_nonfinite.py"),
     ),
     "metadata": Run("max", ("packages/fag-metadata/tests",)),
     "torch": Run("max", ("tests/integration/test_determinism.py", "tests/integration/test_newcomer.py")),
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
             "no:cacheprovider",
             "-q",
             "-n",
-            "2",
+            "auto",
             "--deselect",
             NOT_EMULATED,
         ]

@@ -70,9 +70,9 @@ def check_programs() -> None:
     if missing:
         packages = " ".join(PROGRAMS[program] for program in missing)
         raise Failure(
-            f"aarch64: the cross build and the emulation need {', '.join(missing)}, found none. "
-            f"Install what is missing (Debian 12: apt-get install {packages}); other systems lack Debian's "
-            "package lists, from which the aarch64 Python comes."
+            f"the cross build and the emulation need {' and '.join(missing)}, which this machine lacks. "
+            f"Debian 12: apt-get install {packages}. Other systems will not do: the Python for aarch64 comes "
+            "from Debian's package lists."
         )
 
 
