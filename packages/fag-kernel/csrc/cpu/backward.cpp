@@ -15,15 +15,15 @@ std::int64_t longest(const std::vector<std::int64_t>& lengths) {
     return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
-/// One thread: pulls spans in order, then margins.
+/// One thread: pulls spans, then margins.
 void work_until_done(BackwardJob& job, Margins& margins) {
     try {
         ScopedArena arena;
-        const auto num_spans = static_cast<std::int64_t>(job.schedule.spans.size());
-        std::int64_t at = job.next_span.fetch_add(1);
-        if (at < num_spans) {
+        SpanQueues::Place place;
+        std::int64_t at = job.spans.next(place);
+        if (at >= 0) {
             BackwardWorker worker(*arena, job);
-            for (; at < num_spans && !job.failed.load(); at = job.next_span.fetch_add(1)) {
+            for (; at >= 0 && !job.failed.load(); at = job.spans.next(place)) {
                 worker.run(job.schedule.spans[static_cast<std::size_t>(at)]);
             }
             worker.finish();
@@ -41,19 +41,16 @@ void work_until_done(BackwardJob& job, Margins& margins) {
 
 void backward(const BackwardArgs& args, const Metadata& metadata) {
     const Problem& p = args.problem;
-    const TileSize tile = check_grad_work(p, metadata);
-    const BackwardSchedule schedule = make_backward_schedule(p, tile, args.num_threads);
+    check_grad_work(p, metadata);
     const std::int64_t longest_q = longest(p.lengths_q), longest_kv = longest(p.lengths_kv);
+    const TileShape shape =
+        make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_q, longest_kv);
+    const BackwardSchedule schedule = make_backward_schedule(p, shape, args.num_threads);
     BackwardJob job{
-        .args = args,
-        .tile = tile,
-        .schedule = schedule,
-        .shape = make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_q, longest_kv),
-        .longest_q = longest_q,
-        .longest_kv = longest_kv};
+        .args = args, .shape = shape, .schedule = schedule, .longest_q = longest_q, .longest_kv = longest_kv};
     job.shared_queries = std::make_unique<SharedSum[]>(static_cast<std::size_t>(schedule.num_shared_queries));
 
-    Margins margins(args, tile, job.shape.isa);
+    Margins margins(args, shape.isa);
     const auto spans = static_cast<std::int64_t>(schedule.spans.size());
     const auto threads = static_cast<int>(std::clamp<std::int64_t>(spans, 1, schedule.num_threads));
     run_parallel(threads, args.num_threads, [&](int) { work_until_done(job, margins); });

@@ -21,7 +21,18 @@ KeyHead key_head(const BackwardArgs& args, std::int64_t b, std::int64_t n2) {
     const Problem& p = args.problem;
     const std::int64_t s1 = p.lengths_q[static_cast<std::size_t>(b)], s2 = p.lengths_kv[static_cast<std::size_t>(b)];
     const auto rows = [&](const Array& array) { return array.rows(p, p.starts_kv, args.dtype, b, n2); };
-    return {b, n2, s2, Band(p, s1, s2), rows(args.k), rows(args.v), rows(args.dk), rows(args.dv)};
+    const Band band(p, s1, s2);
+    const Interval seeing = band.rows_of_keys(0, s2);
+    return {b,
+            n2,
+            s2,
+            column_keys(p, b),
+            band,
+            {seeing.begin / kTile, ceil_div(seeing.end, kTile)},
+            rows(args.k),
+            rows(args.v),
+            rows(args.dk),
+            rows(args.dv)};
 }
 
 }  // namespace fag::cpu

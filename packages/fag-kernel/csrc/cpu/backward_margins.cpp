@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "mask.hpp"
+#include "backward_schedule.hpp"
 #include "operands.hpp"
 
 namespace fag::cpu {
@@ -26,8 +26,7 @@ float sink_probability(float sink, float lse) {
 
 }  // namespace
 
-Margins::Margins(const BackwardArgs& args, TileSize tile, const Isa& isa)
-    : args_(args), tile_(tile), isa_(isa) {
+Margins::Margins(const BackwardArgs& args, const Isa& isa) : args_(args), isa_(isa) {
     if (args.dsinks != nullptr && args.sinks != nullptr) {
         sink_gradients_.resize(static_cast<std::size_t>(args.problem.b * args.problem.n1));
     }
@@ -49,8 +48,8 @@ void Margins::clear_queries(std::int64_t b, std::int64_t n1) const {
     const std::int64_t s1 = p.lengths_q[static_cast<std::size_t>(b)], s2 = p.lengths_kv[static_cast<std::size_t>(b)];
     const Band band(p, s1, s2);
     const Rows dq = args_.dq.rows(p, p.starts_q, args_.dtype, b, n1);
-    for (std::int64_t row = 0; row < s1; row += tile_.rows) {
-        const std::int64_t end = std::min(s1, row + tile_.rows);
+    for (std::int64_t row = 0; row < s1; row += kTile) {
+        const std::int64_t end = std::min<std::int64_t>(s1, row + kTile);
         if (band.keys_of_rows(row, end).empty()) clear(dq, row, end, p.d, args_.dtype);
     }
     clear(dq, s1, p.slot_q(b), p.d, args_.dtype);
@@ -66,8 +65,9 @@ void Margins::clear_keys(std::int64_t b, std::int64_t n2) const {
         clear(dk, begin, end, p.d, args_.dtype);
         clear(dv, begin, end, p.dv, args_.dtype);
     };
-    for (std::int64_t key = 0; key < s2; key += tile_.keys) {
-        const std::int64_t end = std::min(s2, key + tile_.keys);
+    const std::int64_t width = column_keys(p, b);
+    for (std::int64_t key = 0; key < s2; key += width) {
+        const std::int64_t end = std::min(s2, key + width);
         if (band.rows_of_keys(key, end).empty()) clear_both(key, end);
     }
     clear_both(s2, p.slot_kv(b));

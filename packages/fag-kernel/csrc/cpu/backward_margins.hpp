@@ -11,7 +11,7 @@ namespace fag::cpu {
 /// One piece per kv head of a batch entry; pieces touch nothing that tiles or other pieces touch.
 class Margins {
 public:
-    Margins(const BackwardArgs& args, TileSize tile, const Isa& isa);
+    Margins(const BackwardArgs& args, const Isa& isa);
 
     std::int64_t count() const { return args_.problem.b * args_.problem.n2; }
 
@@ -28,7 +28,6 @@ private:
     double sink_gradient(std::int64_t b, std::int64_t n1) const;
 
     const BackwardArgs& args_;
-    const TileSize tile_;
     const Isa& isa_;
     std::vector<double> sink_gradients_;  ///< (b, n1), or empty
 };

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 
+#include "backward_memory.hpp"
 #include "threads_ahead.hpp"
 
 namespace fag::cpu {
 namespace {
 
-/// Shared heads are cut into about this many spans per thread, or columns if those are fewer.
-constexpr std::int64_t kSpansPerThread = 16;
-/// Smaller heads are never shared: two tiles or so are done before another thread has fetched what it needs.
-constexpr std::int64_t kMinSharedPairs = 2 * 128 * 128;
+/// Smaller kv heads are never shared: two tiles or so are done before another thread has fetched what it needs.
+constexpr std::int64_t kMinSharedPairs = 2 * kTile * kTile;
 
 /// Costs in (query, key) pairs, those that a mask hides inside a column's rows included.
 struct Costs {
@@ -20,15 +19,16 @@ struct Costs {
     std::int64_t total = 0;
 };
 
-Costs count_costs(const Problem& problem, TileSize tile) {
+Costs count_costs(const Problem& problem) {
     Costs costs;
     costs.first_column.push_back(0);
-    for (std::size_t b = 0; b < static_cast<std::size_t>(problem.b); ++b) {
-        const std::int64_t s1 = problem.lengths_q[b], s2 = problem.lengths_kv[b];
+    for (std::int64_t b = 0; b < problem.b; ++b) {
+        const auto at = static_cast<std::size_t>(b);
+        const std::int64_t s1 = problem.lengths_q[at], s2 = problem.lengths_kv[at], width = column_keys(problem, b);
         const Band band(problem, s1, s2);
         std::int64_t head = 0;
-        for (std::int64_t key = 0; key < s2; key += tile.keys) {
-            const std::int64_t end = std::min(s2, key + tile.keys);
+        for (std::int64_t key = 0; key < s2; key += width) {
+            const std::int64_t end = std::min(s2, key + width);
             const Interval rows = band.rows_of_keys(key, end);
             costs.columns.push_back(rows.empty() ? 0 : (rows.end - rows.begin) * (end - key));
             head += costs.columns.back();
@@ -42,36 +42,41 @@ Costs count_costs(const Problem& problem, TileSize tile) {
 
 }  // namespace
 
-BackwardSchedule make_backward_schedule(const Problem& problem, TileSize tile, int max_threads) {
+std::int64_t column_keys(const Problem& problem, std::int64_t b) {
+    const bool is_short = problem.lengths_kv[static_cast<std::size_t>(b)] <= 2 * kTile;
+    return is_short && problem.g >= 4 ? kTile / 2 : kTile;
+}
+
+BackwardSchedule make_backward_schedule(const Problem& problem, const TileShape& shape, int max_threads) {
     BackwardSchedule schedule;
-    const Costs costs = count_costs(problem, tile);
+    const Costs costs = count_costs(problem);
     schedule.num_threads = threads_worth_waking(2 * (3 * problem.d + 2 * problem.dv), costs.total, max_threads);
     ThreadsAhead threads(schedule.num_threads, costs.total);
-    const std::int64_t span_cost = costs.total / (schedule.num_threads * kSpansPerThread);
-    const auto group_cost_of = [&](std::int64_t cost) { return problem.g * cost; };  // of the query heads together
 
     for (std::int64_t b = 0; b < problem.b; ++b) {
         const auto at = static_cast<std::size_t>(b);
-        const std::int64_t head_cost = costs.heads[at];
-        if (head_cost == 0) continue;
+        if (costs.heads[at] == 0) continue;
         const std::int64_t columns = costs.first_column[at + 1] - costs.first_column[at];
+        const std::int64_t kv_head_cost = problem.g * costs.heads[at];
+        const std::int64_t own = own_bytes(problem, shape, b);
+        const bool is_never_shared = schedule.num_threads == 1 || columns == 1 || kv_head_cost < kMinSharedPairs;
         for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) {
-            if (columns == 1 || group_cost_of(head_cost) < kMinSharedPairs || threads.fits(group_cost_of(head_cost))) {
+            const auto first = static_cast<std::int64_t>(schedule.spans.size());
+            if (is_never_shared || (fits_thread(shape, own) && threads.leaves_enough_behind(kv_head_cost))) {
                 schedule.spans.push_back({b, n2, 0, columns});
-                threads.take(group_cost_of(head_cost));
-                continue;
+                schedule.own_bytes = std::max(schedule.own_bytes, own);
+                threads.take(kv_head_cost);
+            } else {
+                for (std::int64_t column = 0; column < columns; ++column) {
+                    const std::int64_t cost =
+                        problem.g * costs.columns[static_cast<std::size_t>(costs.first_column[at] + column)];
+                    if (cost == 0) continue;
+                    schedule.spans.push_back({b, n2, column, column + 1, schedule.num_shared_queries});
+                    threads.take(cost);
+                }
+                schedule.num_shared_queries += problem.g;
             }
-            const std::int64_t shared_query = schedule.num_shared_queries;
-            schedule.num_shared_queries += problem.g;
-            std::int64_t first = 0, cost = 0;
-            for (std::int64_t column = 0; column < columns; ++column) {
-                cost += group_cost_of(costs.columns[static_cast<std::size_t>(costs.first_column[at] + column)]);
-                if (cost < span_cost && column + 1 < columns) continue;
-                schedule.spans.push_back({b, n2, first, column + 1, shared_query});
-                threads.take(cost);
-                first = column + 1;
-                cost = 0;
-            }
+            schedule.heads.push_back({first, static_cast<std::int64_t>(schedule.spans.size())});
         }
     }
     return schedule;

@@ -25,12 +25,8 @@ void BackwardWorker::run(const BackwardSpan& span) {
     heads_.clear();
     for (std::int64_t i = 0; i < g; ++i) heads_.push_back(query_head(job_.args, span.b, span.n2 * g + i));
     const bool all_heads_at_once = g == 1 || span.shared_query >= 0 || rows_.holds(g, heads_.front().s1);
-    if (span.shared_query < 0) {
-        const std::int64_t tiles = (all_heads_at_once ? g : 1) * job_.row_tiles_of_column(heads_.front().s1);
-        if (tiles > own_dq_tiles_) {
-            own_dq_ = arena_.take<float>(tiles * job_.query_tile_floats());
-            own_dq_tiles_ = tiles;
-        }
+    if (span.shared_query < 0 && own_dq_ == nullptr) {
+        own_dq_ = arena_.take<float>(rows_.most_tiles() * job_.query_tile_floats());
     }
     if (all_heads_at_once) {
         run_columns_for_all_heads(span, head);
@@ -53,16 +49,13 @@ void BackwardWorker::run_columns_for_all_heads(const BackwardSpan& span, const K
 
 void BackwardWorker::run_heads_for_all_columns(const BackwardSpan& span, const KeyHead& head) {
     const std::int64_t g_end = job_.args.problem.g;
-    const std::int64_t dk_floats = shape_.tile_keys * shape_.d.padded_cols;
-    const std::int64_t column_floats = dk_floats + shape_.tile_keys * shape_.dv.padded_cols;
-    if (column_sums_ == nullptr) {
-        column_sums_ = arena_.take<float>(ceil_div(job_.longest_kv, job_.tile.keys) * column_floats);
-    }
+    const std::int64_t floats_of_a_key = shape_.d.padded_cols + shape_.dv.padded_cols;
+    if (column_sums_ == nullptr) column_sums_ = arena_.take<float>(round_up(job_.longest_kv, kTile) * floats_of_a_key);
     column_started_.resize(static_cast<std::size_t>(span.col_end - span.col_begin));
     for (std::int64_t g = 0; g < g_end; ++g) {
         for (std::int64_t column = span.col_begin; column < span.col_end; ++column) {
-            float* sums = column_sums_ + column * column_floats;
-            if (!open_column(head, column, sums, sums + dk_floats)) continue;
+            float* sums = column_sums_ + head.first_key(column) * floats_of_a_key;
+            if (!open_column(head, column, sums, sums + head.column_keys * shape_.d.padded_cols)) continue;
             // Not all panels: one that no row sees holds no sum.
             StartedPanels& started = column_started_[static_cast<std::size_t>(column - span.col_begin)];
             if (g > 0) keys_.panel_started = started;
@@ -74,7 +67,7 @@ void BackwardWorker::run_heads_for_all_columns(const BackwardSpan& span, const K
 }
 
 bool BackwardWorker::open_column(const KeyHead& head, std::int64_t column, float* dk_t, float* dv_t) {
-    const std::int64_t key = first_key(column), key_end = std::min(head.s2, first_key(column + 1));
+    const std::int64_t key = head.first_key(column), key_end = std::min(head.s2, key + head.column_keys);
     if (head.band.rows_of_keys(key, key_end).empty()) return false;
     keys_.dk_t = dk_t;
     keys_.dv_t = dv_t;
@@ -93,10 +86,10 @@ bool BackwardWorker::open_column(const KeyHead& head, std::int64_t column, float
 }
 
 void BackwardWorker::run_rows(const BackwardSpan& span, const KeyHead& head, std::int64_t column, std::int64_t g) {
-    const std::int64_t key = first_key(column);
+    const std::int64_t key = head.first_key(column);
     const Interval seeing = head.band.rows_of_keys(key, key + keys_.num_keys);
-    const std::int64_t end = job_.row_tiles(seeing.end);
-    for (std::int64_t i = seeing.begin / job_.tile.rows; i < end; ++i) run_tile(span, head, column, g, i);
+    const std::int64_t end = ceil_div(seeing.end, kTile);
+    for (std::int64_t i = seeing.begin / kTile; i < end; ++i) run_tile(span, head, column, g, i);
 }
 
 void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std::int64_t column, std::int64_t g,
@@ -105,14 +98,14 @@ void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std
     const bool is_alone = span.shared_query < 0;
     const bool has_place = !is_alone || rows_.holds(job_.args.problem.g, query.s1);
     const RowTile& rows = rows_.get(query, has_place ? g : 0, i, packer_);
-    const std::int64_t row = i * job_.tile.rows;
+    const std::int64_t row = i * kTile;
     const Visible visible =
-        tile_visibility(head.band, row, rows.num_rows, first_key(column), keys_.num_keys, buffers_);
+        tile_visibility(head.band, row, rows.num_rows, head.first_key(column), keys_.num_keys, buffers_);
     add_to_keys(shape_, rows, keys_, visible, buffers_);
 
     const Interval seen = head.band.keys_of_rows(row, row + rows.num_rows);
-    const std::int64_t rank = column - seen.begin / job_.tile.keys;
-    const bool is_last = column + 1 == ceil_div(seen.end, job_.tile.keys);
+    const std::int64_t rank = column - seen.begin / head.column_keys;
+    const bool is_last = column + 1 == ceil_div(seen.end, head.column_keys);
     const Merge merge = rank == 0 ? Merge::replace : Merge::add;
     const Rows out{query.dq.row(row), query.dq.stride_bytes};
     if (is_alone) {
@@ -124,14 +117,13 @@ void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std
         return;
     }
     SharedSum& sum = job_.shared_queries[static_cast<std::size_t>(span.shared_query + g)];
-    const std::int64_t tiles = job_.row_tiles(query.s1);
-    float* total = sum.open(tiles, tiles * job_.query_tile_floats()) + i * job_.query_tile_floats();
-    const QueryShare share{&sum, i, rank, is_last, total, rows.num_rows, out};
+    const std::int64_t tiles = head.row_tiles.end - head.row_tiles.begin, tile = i - head.row_tiles.begin;
+    float* total = sum.open(tiles, tiles * job_.query_tile_floats()) + tile * job_.query_tile_floats();
+    const QueryShare share{&sum, tile, rank, is_last, total, rows.num_rows, out};
     parked_->settle();
     if (parked_->may_add_now(share)) {
         add_to_queries(shape_, rows, keys_, visible, buffers_, total, merge);
-        if (is_last) store_queries(shape_, total, rows.num_rows, out);
-        sum.pass_on(i, rank);
+        pass_on(shape_, share);
     } else {
         float* values = parked_->make_room(job_.failed);
         add_to_queries(shape_, rows, keys_, visible, buffers_, values, Merge::replace);
@@ -140,7 +132,7 @@ void BackwardWorker::run_tile(const BackwardSpan& span, const KeyHead& head, std
 }
 
 void BackwardWorker::store_column(const KeyHead& head, std::int64_t column) {
-    const std::int64_t key = first_key(column);
+    const std::int64_t key = head.first_key(column);
     store_keys(keys_.dk_t, shape_.d, shape_.scale, {head.dk.row(key), head.dk.stride_bytes});
     store_keys(keys_.dv_t, shape_.dv, 1.0f, {head.dv.row(key), head.dv.stride_bytes});
 }

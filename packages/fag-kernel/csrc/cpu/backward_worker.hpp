@@ -13,7 +13,7 @@ namespace fag::cpu {
 /// Runs spans: columns of a kv head, each for all query heads of the group.
 ///
 /// dK and dV of a column are one sum over the query heads and their rows, in that order. If the packed rows of all
-/// query heads fit the cache, a column is done for all heads before the next one begins. Else each head runs through all
+/// query heads fit the cache, or if several threads do the head, a column is done for all heads before the next one begins. Else each head runs through all
 /// columns, and the sums of all columns wait in memory for the next head.
 class BackwardWorker {
 public:
@@ -36,8 +36,6 @@ private:
     void store_column(const KeyHead& head, std::int64_t column);
     void store_keys(const float* gradient_t, const Layout2D& width, float scale, const Rows& out);
 
-    std::int64_t first_key(std::int64_t column) const { return column * job_.tile.keys; }
-
     BackwardJob& job_;
     const TileShape& shape_;
     Arena& arena_;
@@ -51,7 +49,6 @@ private:
     std::optional<ParkedQueries> parked_;
     std::vector<QueryHead> heads_;  ///< of the span at hand
     float* own_dq_ = nullptr;       ///< of heads that no other thread works on
-    std::int64_t own_dq_tiles_ = 0;
     float* column_sums_ = nullptr;  ///< dK and dV of all columns of a head
     std::vector<StartedPanels> column_started_;
     std::int64_t packed_b_ = -1;

@@ -11,6 +11,7 @@
 #include "levels.hpp"
 #include "pool.hpp"
 #include "shared_sum.hpp"
+#include "span_queues.hpp"
 
 namespace fag::cpu {
 namespace {
@@ -28,7 +29,7 @@ struct Job {
     TileShape shape;
     std::int64_t longest_kv = 0;
     std::unique_ptr<SharedSum[]> shared{};  ///< state of a block whose units several threads compute
-    std::atomic<std::int64_t> next_span{0};
+    SpanQueues spans{schedule.heads};
     std::atomic<std::int64_t> next_padding{0};
     std::atomic<bool> failed{false};
 };
@@ -274,11 +275,11 @@ void clear_padding(const ForwardArgs& args, std::int64_t b, std::int64_t head) {
 void work_until_done(Job& job) {
     try {
         ScopedArena arena;
-        const auto num_spans = static_cast<std::int64_t>(job.schedule.spans.size());
-        std::int64_t at = job.next_span.fetch_add(1);
-        if (at < num_spans) {
+        SpanQueues::Place place;
+        std::int64_t at = job.spans.next(place);
+        if (at >= 0) {
             Worker worker(*arena, job);
-            for (; at < num_spans && !job.failed.load(); at = job.next_span.fetch_add(1)) {
+            for (; at >= 0 && !job.failed.load(); at = job.spans.next(place)) {
                 worker.run(job.schedule.spans[static_cast<std::size_t>(at)]);
             }
         }

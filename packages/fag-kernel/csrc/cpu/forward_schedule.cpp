@@ -9,9 +9,6 @@
 namespace fag::cpu {
 namespace {
 
-/// A head that is shared out is cut into about this many groups of blocks per thread.
-constexpr std::int64_t kGroupsPerThread = 8;
-
 /// Costs in (query, key) pairs, those that a mask hides inside a block's keys included.
 struct Costs {
     std::vector<std::int64_t> blocks;       ///< of a kv head of each batch entry, one entry after the other
@@ -62,7 +59,6 @@ ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads) {
     ForwardSchedule schedule;
     schedule.num_threads = threads_worth_waking(2 * (problem.d + problem.dv), costs.total, max_threads);
     ThreadsAhead threads(schedule.num_threads, costs.total);
-    const std::int64_t group_cost = costs.total / (schedule.num_threads * kGroupsPerThread);
 
     const RowBlocks blocks{problem};
     for (std::int64_t b = 0; b < problem.b; ++b) {
@@ -71,32 +67,28 @@ ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads) {
         if (count == 0) continue;
         const std::int64_t all_units = ceil_div(problem.lengths_kv[at], kUnitKeys);
         for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) {
-            if (threads.fits(costs.heads[at])) {
+            const auto first = static_cast<std::int64_t>(schedule.spans.size());
+            if (threads.leaves_enough_behind(costs.heads[at])) {
                 schedule.spans.push_back({b, n2, 0, count, 0, all_units});
                 threads.take(costs.heads[at]);
-                continue;
-            }
-            // The last rows first: under a causal mask they cost most, and what is small comes at the end.
-            std::int64_t end = count, cost = 0;
-            for (std::int64_t block = count - 1; block >= 0; --block) {
-                const std::int64_t block_cost = costs.blocks[static_cast<std::size_t>(costs.first_block[at] + block)];
-                const Interval units = blocks.units(b, block);
-                if (end == block + 1 && units.end - units.begin > 1 && !threads.fits(block_cost)) {
+            } else {
+                // The last rows first: under a causal mask they cost most, and what is small comes at the end.
+                for (std::int64_t block = count - 1; block >= 0; --block) {
+                    const std::int64_t cost = costs.blocks[static_cast<std::size_t>(costs.first_block[at] + block)];
+                    const Interval units = blocks.units(b, block);
+                    if (units.end - units.begin <= 1 || threads.fits(cost)) {
+                        schedule.spans.push_back({b, n2, block, block + 1, 0, all_units});
+                        threads.take(cost);
+                        continue;
+                    }
                     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
                         schedule.spans.push_back({b, n2, block, block + 1, unit, unit + 1, schedule.num_shared});
-                        threads.take(block_cost / (units.end - units.begin));
+                        threads.take(cost / (units.end - units.begin));
                     }
                     ++schedule.num_shared;
-                    end = block;
-                    continue;
                 }
-                cost += block_cost;
-                if (cost < group_cost && block > 0) continue;
-                schedule.spans.push_back({b, n2, block, end, 0, all_units});
-                threads.take(cost);
-                end = block;
-                cost = 0;
             }
+            schedule.heads.push_back({first, static_cast<std::int64_t>(schedule.spans.size())});
         }
     }
     return schedule;

@@ -1,4 +1,4 @@
-/// Cuts the row blocks of a forward into spans that threads pull in order.
+/// Cuts the row blocks of a forward into spans that threads pull.
 #pragma once
 
 #include <cstdint>
@@ -37,11 +37,12 @@ struct RowBlocks {
 
 struct ForwardSchedule {
     int num_threads = 1;              ///< worth waking for this much work, at most as many as allowed
-    std::vector<ForwardSpan> spans;  ///< in order, so that whoever waits for an earlier span never waits in vain
+    std::vector<ForwardSpan> spans;  ///< kv head by kv head
+    std::vector<Interval> heads;      ///< the spans of each kv head
     std::int64_t num_shared = 0;
 };
 
-/// Whole kv heads where that keeps all threads busy to the end, else groups of row blocks, else units of one block.
+/// Whole kv heads where that keeps all threads busy to the end, else row blocks, else units of one block.
 ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads);
 
 }  // namespace fag::cpu

@@ -24,35 +24,33 @@ std::int64_t longest(const std::vector<std::int64_t>& lengths) {
 
 /// The numbering of the tiles: batch entry, query head, key tile, query tile (fastest). With lengths of their own the
 /// entries have rectangles of their own, else all have that of the lengths in the block.
-struct TileNumbers {
-    TileSize size;
-    std::int64_t total = 0;
-};
-
-TileNumbers number_tiles(const Problem& problem, const Words& block, std::int64_t slots) {
+///
+/// Returns their number.
+std::int64_t count_tiles(const Problem& problem, const Words& block, std::int64_t slots) {
     const std::int64_t s1 = block.at_least("grad.s1", layout::grad_s1(slots), 0);
     const std::int64_t s2 = block.at_least("grad.s2", layout::grad_s2(slots), 0);
     if (s1 < longest(problem.lengths_q)) Words::refuse("grad.s1", "be at least the longest query sequence", s1);
     if (s2 < longest(problem.lengths_kv)) Words::refuse("grad.s2", "be at least the longest key sequence", s2);
 
-    TileNumbers numbers{{tile_of(s1), tile_of(s2)}};
-    const std::int64_t o1 = ceil_div(s1, numbers.size.rows), o2 = ceil_div(s2, numbers.size.keys);
+    const std::int64_t rows = tile_of(s1), keys = tile_of(s2);
+    const std::int64_t o1 = ceil_div(s1, rows), o2 = ceil_div(s2, keys);
+    std::int64_t total = 0;
     block.expect("grad.o1", layout::grad_o1(slots), o1);
     block.expect("grad.o2", layout::grad_o2(slots), o2);
     for (std::size_t b = 0; b < static_cast<std::size_t>(problem.b); ++b) {
         const bool own = problem.is_variable;
-        const std::int64_t row_tiles = own ? ceil_div(problem.lengths_q[b], numbers.size.rows) : o1;
-        const std::int64_t key_tiles = own ? ceil_div(problem.lengths_kv[b], numbers.size.keys) : o2;
+        const std::int64_t row_tiles = own ? ceil_div(problem.lengths_q[b], rows) : o1;
+        const std::int64_t key_tiles = own ? ceil_div(problem.lengths_kv[b], keys) : o2;
         std::int64_t tiles = 0;
         const bool overflows = __builtin_mul_overflow(row_tiles, key_tiles, &tiles) ||
                                __builtin_mul_overflow(tiles, problem.n1, &tiles);
-        if (overflows || tiles > kMaxTiles - numbers.total) {
+        if (overflows || tiles > kMaxTiles - total) {
             throw std::invalid_argument("metadata: grad.s1 and grad.s2 must give less than 2^31 tiles, got " +
                                         std::to_string(s1) + " and " + std::to_string(s2) + ".");
         }
-        numbers.total += tiles;
+        total += tiles;
     }
-    return numbers;
+    return total;
 }
 
 bool sees_anything(const Problem& problem) {
@@ -66,7 +64,7 @@ bool sees_anything(const Problem& problem) {
 
 }  // namespace
 
-TileSize check_grad_work(const Problem& problem, const Metadata& metadata) {
+void check_grad_work(const Problem& problem, const Metadata& metadata) {
     const Words head(metadata, 0, FAG_HEAD_WORDS, "head");
     const std::int64_t offset = head.at_least("grad_offset", FAG_HEAD_GRAD_OFFSET, 0);
     if (offset == 0) {
@@ -82,7 +80,7 @@ TileSize check_grad_work(const Problem& problem, const Metadata& metadata) {
     const std::int64_t slots = static_cast<std::uint32_t>(head[FAG_HEAD_BATCH_SLOTS]) >> FAG_ID_CUBE_SLOTS_SHIFT;
     const Words block(metadata, offset, layout::grad_words(slots), "grad_offset");
 
-    const TileNumbers tiles = number_tiles(problem, block, slots);
+    const std::int64_t total = count_tiles(problem, block, slots);
     const std::int64_t used = block.at_least("grad.used_cubes", layout::grad_used_cubes(slots), 0);
     if (used > slots) Words::refuse("grad.used_cubes", "be at most the cube slots", used);
     std::int64_t done = 0;
@@ -93,17 +91,16 @@ TileSize check_grad_work(const Problem& problem, const Metadata& metadata) {
             Words::refuse(indexed("grad.start", core), "be " + std::to_string(done) + ", where the core before ends",
                           begin);
         }
-        if (end < begin || end > tiles.total) {
+        if (end < begin || end > total) {
             Words::refuse(indexed("grad.end", core),
-                          "be between its start and the number of tiles, " + std::to_string(tiles.total), end);
+                          "be between its start and the number of tiles, " + std::to_string(total), end);
         }
         done = end;
     }
     // No core at all is right where the mask hides every pair.
-    if (done != tiles.total && (used > 0 || sees_anything(problem))) {
-        Words::refuse("grad.end", "end with the number of tiles, " + std::to_string(tiles.total), done);
+    if (done != total && (used > 0 || sees_anything(problem))) {
+        Words::refuse("grad.end", "end with the number of tiles, " + std::to_string(total), done);
     }
-    return tiles.size;
 }
 
 }  // namespace fag::cpu

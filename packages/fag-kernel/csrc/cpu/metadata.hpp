@@ -20,14 +20,8 @@ struct Metadata {
     std::int64_t size;
 };
 
-/// Backward tiles; the last of a sequence may be smaller.
-struct TileSize {
-    std::int64_t rows = 1;
-    std::int64_t keys = 1;
-};
-
-/// Checks the FAG block and returns its tile size. Throws std::invalid_argument naming the field.
-TileSize check_grad_work(const Problem& problem, const Metadata& metadata);
+/// Checks the FAG block. Throws std::invalid_argument naming the field.
+void check_grad_work(const Problem& problem, const Metadata& metadata);
 
 /// Checks the FA and FD rows. Throws std::invalid_argument naming the field.
 void check_forward_work(const Problem& problem, const Metadata& metadata);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "backward_memory.hpp"
+
 namespace fag::cpu {
 namespace {
 
@@ -15,9 +17,18 @@ void store_queries(const TileShape& shape, const float* total, int num_rows, con
                                                         0, out.base, out.stride_bytes);
 }
 
+void pass_on(const TileShape& shape, const QueryShare& share) {
+    if (share.is_last) {
+        store_queries(shape, share.total, share.num_rows, share.out);
+        share.sum->finish_tile();
+    } else {
+        share.sum->pass_on(share.tile, share.rank);
+    }
+}
+
 ParkedQueries::ParkedQueries(Arena& arena, const TileShape& shape) : shape_(shape) {
     const std::int64_t floats = shape.tile_rows * shape.d.padded_cols;
-    ring_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(kBytes / (floats * 4), kFewest, kMost)));
+    ring_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(kParkedBytes / query_tile_bytes(shape), kFewest, kMost)));
     for (Parked& parked : ring_) parked.values = arena.take<float>(floats);
 }
 
@@ -45,8 +56,7 @@ void ParkedQueries::settle() {
         } else {
             for (std::int64_t x = 0; x < count; ++x) share.total[x] += parked.values[x];
         }
-        if (share.is_last) store_queries(shape_, share.total, share.num_rows, share.out);
-        share.sum->pass_on(share.tile, share.rank);
+        pass_on(shape_, share);
         oldest_ = (oldest_ + 1) % ring_.size();
     }
 }

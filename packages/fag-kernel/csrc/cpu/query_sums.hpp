@@ -22,15 +22,15 @@ struct QueryShare {
 /// Rounds dQ of a row tile into the caller's array.
 void store_queries(const TileShape& shape, const float* total, int num_rows, const Rows& out);
 
+/// After a contribution is in: lets the next one in, or rounds the complete sum.
+void pass_on(const TileShape& shape, const QueryShare& share);
+
 /// Contributions of one thread that wait for those of other threads before them.
 ///
 /// A thread whose predecessor is behind does not wait for it: its contribution is parked and added later, in order.
 /// The threads of a head thus keep working when the system takes the core away from one of them for a while.
 class ParkedQueries {
 public:
-    /// Room for a few scheduling quanta of work of one thread on large tiles.
-    static constexpr std::int64_t kBytes = std::int64_t{2} << 20;
-
     ParkedQueries(Arena& arena, const TileShape& shape);
 
     /// True if this contribution may go straight to its total.

@@ -2,26 +2,11 @@
 
 #include <algorithm>
 
-#include "query_sums.hpp"
-
 namespace fag::cpu {
-namespace {
-
-/// Room for 16 tiles of head dim 128.
-constexpr std::int64_t kCacheBytes = std::int64_t{9} << 19;
-/// What a thread takes at most together with accumulators of dQ; the buffers of one tile come on top.
-constexpr std::int64_t kThreadBytes = std::int64_t{7} << 20;
-
-std::int64_t cache_bytes(const BackwardJob& job) {
-    std::int64_t taken = job.schedule.num_shared_queries > 0 ? ParkedQueries::kBytes : 0;
-    if (job.owns_heads()) taken += job.row_tiles_of_column(job.longest_q) * job.query_tile_floats() * 4;
-    return std::min(kCacheBytes, kThreadBytes - taken);
-}
-
-}  // namespace
 
 RowCache::RowCache(Arena& arena, const BackwardJob& job) : job_(job) {
-    const std::int64_t fitting = std::max<std::int64_t>(1, cache_bytes(job) / row_tile_bytes(job.shape));
+    const std::int64_t fitting =
+        row_tiles_kept(job.shape, job.schedule.own_bytes, job.schedule.num_shared_queries > 0);
     const std::int64_t of_a_group = job.args.problem.g * job.row_tiles_of_column(job.longest_q);
     slots_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(of_a_group, 1, fitting)));
     for (Slot& slot : slots_) slot.tile = take_row_tile(arena, job.shape);
@@ -29,6 +14,10 @@ RowCache::RowCache(Arena& arena, const BackwardJob& job) : job_(job) {
 
 bool RowCache::holds(std::int64_t heads, std::int64_t s1) const {
     return heads * job_.row_tiles_of_column(s1) <= static_cast<std::int64_t>(slots_.size());
+}
+
+std::int64_t RowCache::most_tiles() const {
+    return std::max(static_cast<std::int64_t>(slots_.size()), job_.row_tiles_of_column(job_.longest_q));
 }
 
 const RowTile& RowCache::get(const QueryHead& head, std::int64_t place, std::int64_t i, const Packer& packer) {
@@ -47,8 +36,8 @@ const RowTile& RowCache::get(const QueryHead& head, std::int64_t place, std::int
 
 void RowCache::pack(const QueryHead& head, std::int64_t i, const Packer& packer, RowTile& tile) const {
     const TileShape& shape = job_.shape;
-    const std::int64_t row = i * job_.tile.rows;
-    tile.num_rows = static_cast<int>(std::min(head.s1 - row, job_.tile.rows));
+    const std::int64_t row = i * kTile;
+    tile.num_rows = static_cast<int>(std::min<std::int64_t>(head.s1 - row, kTile));
     tile.q_rows = {head.q.row(row), head.q.stride_bytes};
     tile.dout_rows = {head.dout.row(row), head.dout.stride_bytes};
     const std::int64_t distance = shape.words_along_rows();

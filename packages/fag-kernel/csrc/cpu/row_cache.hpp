@@ -7,7 +7,7 @@
 
 namespace fag::cpu {
 
-/// As many row tiles as fit into a few MiB. If those that a column sees do, each is packed once; of more the last slot
+/// As many row tiles as memory is for (backward_memory.hpp). If those that a column sees do, each is packed once; of more the last slot
 /// is packed anew for every column, at about 4 % of a tile's time.
 class RowCache {
 public:
@@ -15,6 +15,9 @@ public:
 
     /// True if the row tiles that a column sees fit, for this many query heads of length s1.
     bool holds(std::int64_t heads, std::int64_t s1) const;
+
+    /// Row tiles of heads in use at the same time, at most: those that are held, or all of one head.
+    std::int64_t most_tiles() const;
 
     /// Row tile i of a head. `place` tells apart the heads that are in use at the same time: 0, 1, ...
     const RowTile& get(const QueryHead& head, std::int64_t place, std::int64_t i, const Packer& packer);

@@ -16,13 +16,14 @@ namespace fag::cpu {
 struct Abandoned : std::exception {};
 
 /// Accumulators cut into tiles. Contribution k to a tile may be added when k contributions are in.
-/// Memory is there from the first use on.
+/// Memory is there from the first use on, until every tile is finished.
 class SharedSum {
 public:
     /// The accumulators, made on first use. `num_tiles` counters start at 0; the memory is not initialised.
     float* open(std::int64_t num_tiles, std::int64_t num_floats) {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!memory_) {
+            unfinished_tiles_.store(num_tiles, std::memory_order_relaxed);
             counters_ = std::make_unique<std::atomic<std::int32_t>[]>(static_cast<std::size_t>(num_tiles));
             memory_ = allocate_bytes(static_cast<std::size_t>(num_floats) * sizeof(float));
         }
@@ -37,8 +38,17 @@ public:
         counters_[static_cast<std::size_t>(tile)].store(static_cast<std::int32_t>(rank + 1), std::memory_order_release);
     }
 
+    /// After the last contribution to a tile, whose sum nobody needs any more.
+    void finish_tile() {
+        if (unfinished_tiles_.fetch_sub(1) == 1) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            memory_.reset();
+        }
+    }
+
 private:
     std::mutex mutex_;
+    std::atomic<std::int64_t> unfinished_tiles_{0};
     std::unique_ptr<std::atomic<std::int32_t>[]> counters_;
     AlignedBytes memory_;
 };

@@ -15,16 +15,19 @@ inline int threads_worth_waking(std::int64_t pair_ops, std::int64_t pairs, int m
     return static_cast<int>(std::clamp(worth, 1.0, static_cast<double>(max_threads)));
 }
 
-/// Threads take pieces in order, each as soon as it is free. A piece fits if the thread that would take it is done with
-/// it soon after the mean of all threads; a piece that does not fit should be shared out.
+/// Threads take pieces in order, each as soon as it is free. Says which of them should be shared out.
 class ThreadsAhead {
 public:
     ThreadsAhead(int count, std::int64_t total_cost)
-        : busy_until_(static_cast<std::size_t>(count), 0),
-          limit_(kTolerance * static_cast<double>(total_cost) / count) {}
+        : busy_until_(static_cast<std::size_t>(count), 0), mean_(static_cast<double>(total_cost) / count) {}
 
-    bool fits(std::int64_t cost) const {
-        return busy_until_.size() == 1 || static_cast<double>(*first_free() + cost) <= limit_;
+    /// True if the thread that would take the piece is done with it soon after the mean of all threads.
+    bool fits(std::int64_t cost) const { return ends_before(kTolerance * mean_, cost); }
+
+    /// True if it is done so long before, half a piece, that what comes behind can be cut to even out what cannot be
+    /// foreseen: cores differ in speed, and others use them too.
+    bool leaves_enough_behind(std::int64_t cost) const {
+        return ends_before(mean_ - 0.5 * static_cast<double>(cost), cost);
     }
 
     void take(std::int64_t cost) { busy_until_[static_cast<std::size_t>(first_free() - busy_until_.begin())] += cost; }
@@ -34,12 +37,16 @@ private:
     /// packed once per thread).
     static constexpr double kTolerance = 1.03;
 
+    bool ends_before(double limit, std::int64_t cost) const {
+        return busy_until_.size() == 1 || static_cast<double>(*first_free() + cost) <= limit;
+    }
+
     std::vector<std::int64_t>::const_iterator first_free() const {
         return std::min_element(busy_until_.begin(), busy_until_.end());
     }
 
     std::vector<std::int64_t> busy_until_;
-    double limit_;
+    double mean_;
 };
 
 }  // namespace fag::cpu
