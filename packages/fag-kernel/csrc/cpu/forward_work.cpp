@@ -1,7 +1,6 @@
 /// Checks and reads the head and the FA and FD rows (forward).
-#include <algorithm>
+#include <compare>
 #include <string>
-#include <tuple>
 
 #include "../fag_metadata/layout.h"
 #include "arrays.hpp"
@@ -17,13 +16,9 @@ struct BlockPosition {
     std::int64_t bn;
     std::int64_t row;
     std::int64_t col;
+
+    auto operator<=>(const BlockPosition&) const = default;
 };
-
-bool is_before(const BlockPosition& a, const BlockPosition& b) {
-    return std::tie(a.bn, a.row, a.col) < std::tie(b.bn, b.row, b.col);
-}
-
-bool is_same(const BlockPosition& a, const BlockPosition& b) { return !is_before(a, b) && !is_before(b, a); }
 
 std::string text(const BlockPosition& p) {
     std::string all = "(";
@@ -77,13 +72,13 @@ public:
             const BlockPosition begin{fa_[at + FAG_FA_START_BN], fa_[at + FAG_FA_START_ROW], fa_[at + FAG_FA_START_COL]};
             const BlockPosition end{fa_[at + FAG_FA_END_BN], fa_[at + FAG_FA_END_ROW], fa_[at + FAG_FA_END_COL]};
             const BlockPosition zero{0, 0, 0};
-            if (is_same(end, zero)) continue;  // unused: the end of a used core lies behind (0, 0, 0)
+            if (end == zero) continue;  // unused: the end of a used core lies behind (0, 0, 0)
             const std::string field = name_ + std::to_string(core) + ": ";
-            if (!is_same(begin, done)) {
+            if (begin != done) {
                 refuse(field + "FA start", "be " + text(done) + ", where the core before ends", begin);
             }
             if (!blocks.contains(end)) refuse(field + "FA end", "lie inside the problem", end);
-            if (is_before(end, begin)) {
+            if (end < begin) {
                 refuse(field + "FA end", "not lie before its start " + text(begin), end);
             }
             const std::int64_t slot = fa_[at + FAG_FA_FIRST_SLOT];
@@ -144,7 +139,7 @@ void check_forward_work(const Problem& problem, const Metadata& metadata) {
         section.check_merges(blocks);
     }
     const BlockPosition all{blocks.heads(), 0, 0};
-    if (!is_same(done, all)) refuse("FA end of the last core", "be " + text(all) + ", the end of all rows", done);
+    if (done != all) refuse("FA end of the last core", "be " + text(all) + ", the end of all rows", done);
 }
 
 }  // namespace fag::cpu
