@@ -307,10 +307,10 @@ class GradSplit:
         where = None if name == "slots" else grad_slices(self.slots).get(name)
         if where is None:
             raise AttributeError(f"GradSplit has no attribute {name!r}")
-        return self.words[where] if name in _GRAD_ARRAYS else int(self.words[where.start])
+        return self.words[where] if name in _grad_arrays else int(self.words[where.start])
 
 
-_GRAD_ARRAYS = frozenset(field.name for field in GRAD if field.cubes)
+_grad_arrays = frozenset(field.name for field in GRAD if field.cubes)
 
 
 @lru_cache(maxsize=64)
