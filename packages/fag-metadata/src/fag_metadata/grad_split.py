@@ -172,24 +172,14 @@ def make_grad_split(
         if rows[0] != rows[1]:
             pieces[1, 0, :vectors], pieces[1, 1, :vectors] = _deal_rows(rows[1], vectors)
     is_tnd = problem.layout is Layout.TND and problem.is_variable
-    split.set(
-        split_axis=axis,
-        used_cubes=used,
-        tiles_per_core=min(ranges.tiles_per_core, INT32_MAX),
-        o1=counts.o1,
-        o2=counts.o2,
-        layout=LayoutWord.TND if is_tnd else _UNIFORM_WORDS[problem.layout],
-        is_sparse=is_sparse,
-        sparse_mode=problem.mask_mode,
-        mask_mode=problem.mask_mode,
-        win_left=problem.win_left,
-        win_right=problem.win_right,
-        s1=counts.s1,
-        s2=counts.s2,
-        used_vectors=vectors,
-        dq_rows=rows[0],
-        dkv_rows=rows[1],
-    )
+    mode, layout = problem.mask_mode, LayoutWord.TND if is_tnd else _UNIFORM_WORDS[problem.layout]
+    # The single words, in the order of GRAD: those before the ranges, and those behind them.
+    words[: where["start"].start] = (
+        axis, used, min(ranges.tiles_per_core, INT32_MAX), counts.o1, counts.o2, layout, is_sparse, mode,
+    )  # fmt: skip
+    words[where["mask_mode"].start : where["dq_start"].start] = (
+        mode, problem.win_left, problem.win_right, counts.s1, counts.s2, vectors, *rows,
+    )  # fmt: skip
     return split
 
 

@@ -266,7 +266,7 @@ class GradSplit:
 
     Args:
         slots: Cube slots C.
-        words: The block, int32 (grad_words(C),); None = zeros, to be filled through `set` and the arrays.
+        words: The block, int32 (grad_words(C),); None = zeros, to be filled.
     """
 
     split_axis: int
@@ -299,10 +299,6 @@ class GradSplit:
         self.words = words
         self.slots = slots
 
-    def set(self, **numbers: int) -> None:
-        """Writes fields that are single words."""
-        self.words[_grad_words(self.slots, tuple(numbers))] = tuple(numbers.values())
-
     def __getattr__(self, name: str) -> Any:
         where = None if name == "slots" else grad_slices(self.slots).get(name)
         if where is None:
@@ -311,11 +307,6 @@ class GradSplit:
 
 
 _grad_arrays = frozenset(field.name for field in GRAD if field.cubes)
-
-
-@lru_cache(maxsize=64)
-def _grad_words(slots: int, names: tuple[str, ...]) -> NDArray[np.int64]:
-    return np.array([grad_slices(slots)[name].start for name in names])
 
 
 def new_tensor(section_num: int, aic: int, aiv: int, slots: int) -> tuple[Int32Array, Int32Array, Int32Array]:
