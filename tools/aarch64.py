@@ -22,6 +22,7 @@ from wheels import DIST, ROOT
 WHEELS = FOLDER / "wheels"
 BUILD = FOLDER / "build"
 KERNEL_TESTS = "packages/fag-kernel/tests"
+TORCH_TESTS = "tests/integration"
 #: The emulator owns the address space and does not heed the limit that this test sets.
 NOT_EMULATED = (
     f"{KERNEL_TESTS}/test_cpu_isolation.py::"
@@ -47,7 +48,13 @@ RUNS = {
         (f"{KERNEL_TESTS}/test_cpu_grid.py::test_widths", f"{KERNEL_TESTS}/test_cpu_nonfinite.py"),
     ),
     "metadata": Run("max", ("packages/fag-metadata/tests",)),
-    "torch": Run("max", ("tests/integration/test_determinism.py", "tests/integration/test_newcomer.py")),
+    "torch": Run(
+        "max",
+        (
+            f"{TORCH_TESTS}/test_determinism.py::test_every_level_is_dispatched_and_within_bound",
+            f"{TORCH_TESTS}/test_newcomer.py::test_python_blocks_of_a_page_run_one_after_the_other",
+        ),
+    ),
 }
 
 

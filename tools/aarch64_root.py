@@ -34,7 +34,7 @@ PROGRAMS = {
 }
 DEBIAN_PACKAGES = (f"python3.{MINOR}", f"libpython3.{MINOR}-dev", "libstdc++6", "libgomp1")
 #: Pinned as everywhere; what they need comes along.
-TEST_PACKAGES = ("numpy", "ml_dtypes", "pytest", "pytest-xdist", "hypothesis")
+TEST_PACKAGES = ("numpy", "ml_dtypes", "pytest", "pytest-xdist", "hypothesis", "matplotlib")
 #: The newest PyTorch whose wheel for aarch64 on PyPI is a CPU build, and what it imports. Named one by one:
 #: pip would choose what it requires by the machine that it runs on.
 TORCH_PACKAGES = (
