@@ -66,12 +66,10 @@ def gemm_dtype(dtype: str) -> str:
 class Gemm:
     """A square matrix product of PyTorch: what this machine can do at most, measured in the same rounds."""
 
-    size = 2048
-    flops = 2 * size**3
-
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, size: int = 2048) -> None:
         self.dtype = gemm_dtype(dtype)
-        self._a, self._b = torch.randn(2, self.size, self.size).to(getattr(torch, self.dtype))
+        self.flops = 2 * size**3
+        self._a, self._b = torch.randn(2, size, size).to(getattr(torch, self.dtype))
 
     def __call__(self) -> Tensor:
         """Runs it once."""

@@ -30,8 +30,8 @@ class MemoryCase:
     Attributes:
         case: The problem.
         peer: Name of whom it is compared with.
-        cut_tokens: Query tokens of the query heads that several threads add up, in float32 rows of dQ. Heads
-            that one thread owns need none.
+        cut_tokens: Query tokens of the query heads that several threads add up, in float32 rows of dQ: the
+            last kv head of each thread, and heads too long for one. Others need none.
     """
 
     case: Case
@@ -52,8 +52,10 @@ class MemoryCase:
 
 MEMORY_CASES = (
     MemoryCase(Case("memory", BF16, 1, 1, 1, 8192, 64, is_causal=True, is_quick=True), "flash", 8192),
-    MemoryCase(Case("memory", BF16, 1, 8, 8, 2048, 128), "flash"),
-    MemoryCase(Case("memory", FP32, 1, 8, 2, 2048, 128, is_causal=True), "flash"),
+    MemoryCase(Case("memory", BF16, 1, 8, 8, 2048, 128), "flash", 2 * 2048),
+    MemoryCase(Case("memory", FP32, 1, 8, 2, 2048, 128, is_causal=True), "flash", 8 * 2048),
+    MemoryCase(Case("memory", BF16, 1, 2, 2, 16384, 128, is_causal=True), "flash", 2 * 16384),
+    MemoryCase(Case("memory", BF16, 1, 8, 2, 8192, 64, is_causal=True), "flash", 8 * 8192),
     MemoryCase(ragged("ones", BF16, [4096, *[1] * 4096], 1, 1, is_causal=True), "loop", 4096),
 )
 

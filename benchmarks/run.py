@@ -32,7 +32,7 @@ from publish import PAGE, publish
 from report import SECTIONS, SPEED_HEAD, goals_table, machine_line, markdown, speed_row
 from threads import measure_threads
 
-SCHEMA = 2
+SCHEMA = 3
 LOCAL = Path(__file__).parent / "results" / "local"
 WIDTHS = (44, 9, 6, 22, 7, 14, 7, 6, 4, 6)
 
@@ -50,7 +50,7 @@ def chosen_sections(args: argparse.Namespace) -> Sections:
     sections: Sections = {
         "speed": lambda: (record for case in cases for record in measure(case, seconds, rounds)),
         "window": lambda: measure_window(2 * seconds, rounds),
-        "threads": lambda: measure_threads(thread_cases, seconds, rounds),
+        "threads": lambda: measure_threads(thread_cases, seconds, 7 if args.quick else 25),
         "overhead": lambda: measure_overhead(2 * seconds, 20),
         "memory": lambda: measure_memory(memory_cases, threads),
         "capped": lambda: measure_capped(seconds / 2, rounds, threads),

@@ -52,7 +52,7 @@ def document(**sections: list[dict[str, Any]]) -> dict[str, Any]:
         "commit": "abc", "date": "2026-01-01",
     }  # fmt: skip
     empty = {name: [] for name in ("speed", "window", "threads", "overhead", "memory", "capped")}
-    return {"schema": 2, "machine": machine, **empty, **sections}
+    return {"schema": 3, "machine": machine, **empty, **sections}
 
 
 def goal(bench: SimpleNamespace, start: str) -> Any:
