@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fag_metadata import TARGETS, AttentionProblem, Split, balance
-from fag_metadata.explain import explain
+from fag_metadata.__main__ import explain
 
 ASCEND = TARGETS["Ascend950PR_9599"]
 

@@ -76,6 +76,10 @@ def leave_out_merge_rows(fa: np.ndarray, fd: np.ndarray) -> None:
     fd[0, 5] -= 1
 
 
+def merge_rows_twice(fa: np.ndarray, fd: np.ndarray) -> None:
+    fd[0, 5] = 128  # all rows, and the next cores a part of them again
+
+
 def merge_a_whole_row(fa: np.ndarray, fd: np.ndarray) -> None:
     last = int(np.flatnonzero(fd[:, 5])[-1])
     fd[last + 1, :6] = 0, 0, 0, 2, 0, 128
@@ -95,6 +99,7 @@ def merge_a_whole_row(fa: np.ndarray, fd: np.ndarray) -> None:
         (merge_too_few, "first_slot", "must merge"),
         (merge_the_wrong_slot, "first_slot", "must merge"),
         (leave_out_merge_rows, "row_start", "must hold rows 0 to"),
+        (merge_rows_twice, "row_start", "must hold rows 0 to"),
         (merge_a_whole_row, "num_partials", "one core does all of it"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

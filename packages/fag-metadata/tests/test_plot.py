@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from problems import problems
 
 from fag_metadata import TARGETS, AttentionProblem, InvalidProblemError, balance, metadata_for, unpack
-from fag_metadata.explain import explain
+from fag_metadata.__main__ import explain
 from fag_metadata.plot import GAP, MASKED, HeadMap, arrange, core_colours, draw, forward_map, grad_map, save
 
 ASCEND = TARGETS["Ascend950PR_9599"]

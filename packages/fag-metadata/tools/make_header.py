@@ -1,5 +1,4 @@
-"""Writes include/fag_metadata/layout.h from the tables of layout.py: `python -m fag_metadata._header
-[--check]`.
+"""Writes include/fag_metadata/layout.h from the tables of layout.py: `python tools/make_header.py [--check]`.
 
 The header is usable from C and C++ and holds facts only: word offsets, bit fields, unit sizes and
 enumerators. A test proves the committed file fresh; fag-kernel keeps a copy with a test of its own.
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fag_metadata import TARGETS, MaskMode, layout
-from fag_metadata.targets import CPU_TARGET
+from fag_metadata.terms import CPU_TARGET
 
 SOURCE = Path(__file__).parents[1] / "src" / "fag_metadata"
 HEADER = SOURCE / "include" / "fag_metadata" / "layout.h"

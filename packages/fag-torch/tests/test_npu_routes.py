@@ -6,7 +6,7 @@ import pytest
 
 from fag_kernel.plan import plan
 from fag_metadata import AttentionProblem, Split, UnsupportedError, metadata_for
-from fag_metadata.targets import TARGETS
+from fag_metadata.terms import TARGETS
 from fag_torch import npu_routes
 from fag_torch.npu_routes import ACLNN, ASCEND950, Call, Origin, choose, parse_forced, require, target_of_soc
 

@@ -12,7 +12,7 @@ from fag_kernel.ascend950 import ArtefactError, CompilerError, cli
 from fag_kernel.plan import plan
 from fag_kernel.report import info_lines, info_values, plan_lines, plan_values
 from fag_metadata.cli_arguments import Parser, add_problem_options, make_problem
-from fag_metadata.targets import DEFAULT_TARGET
+from fag_metadata.terms import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from fag_metadata import AttentionProblem, Route, Split, UnsupportedError, check
 from fag_metadata.arguments import check_softmax_scale
 from fag_metadata.errors import problem_error, type_error
 from fag_metadata.routes import select_route
-from fag_metadata.targets import CPU_TARGET, DEFAULT_TARGET, find_target
+from fag_metadata.terms import CPU_TARGET, DEFAULT_TARGET, find_target
 
 if TYPE_CHECKING:
     from fag_metadata import Target

@@ -1,13 +1,7 @@
-"""Task split of flash attention and its gradient: the problem, who computes which tiles, and the int32 tensor
-that says so.
+"""Task split of flash attention and its gradient: who computes which tiles, as an int32 tensor.
 
-Needs NumPy only. Public names:
-
-- `flash_attn_metadata`: CANN's function; returns the tensor.
-- `AttentionProblem`, `MaskMode`, `Layout`, `TensorSpec`: what is computed, and every argument rule.
-- `Target`, `TARGETS`: the machines that splits are made for.
-- `balance`, `check`, `unpack`: how even, how right, and what is in it.
-- `FORMAT_VERSION`: version of its layout.
+`flash_attn_metadata` makes it; `unpack`, `check` and `balance` say what is in it, whether it is right, and
+how even it is.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,8 +12,7 @@ from .errors import ContractError, InvalidProblemError, InvalidTypeError, Metada
 from .identity import Report, check, check_metadata
 from .layout import FORMAT_VERSION, ForwardSplit, GradSplit, Route, Split, get_include
 from .problem import AttentionProblem
-from .targets import TARGETS, Target
-from .terms import Layout, Lengths, MaskMode, TensorSpec
+from .terms import TARGETS, Layout, Lengths, MaskMode, Target, TensorSpec
 
 if TYPE_CHECKING:
     from .loads import Balance, Load, balance
@@ -61,23 +54,18 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = {
-    "Balance": "loads",
-    "balance": "loads",
-    "Load": "loads",
-    "RouteChoice": "routes",
-    "select_route": "routes",
-    "Metadata": "view",
-    "unpack": "view",
+    "loads": ("Balance", "Load", "balance"),
+    "routes": ("RouteChoice", "select_route"),
+    "view": ("Metadata", "unpack"),
 }
-"""Names whose module is imported when they are first asked for, so that importing the package stays quick."""
+"""Modules that are imported when a name of theirs is first asked for: importing the package stays quick."""
 
 
 def __getattr__(name: str) -> Any:
-    module = _ON_FIRST_USE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    for module, names in _ON_FIRST_USE.items():
+        if name in names:
+            from importlib import import_module
 
-    value = getattr(import_module(f".{module}", __name__), name)
-    globals()[name] = value
-    return value
+            value = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

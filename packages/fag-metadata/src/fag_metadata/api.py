@@ -15,8 +15,7 @@ from .errors import problem_error
 from .identity import identity_words
 from .layout import Int32Array, Split, cube_slots, pack
 from .problem import AttentionProblem
-from .targets import DEFAULT_TARGET, Target, find_target
-from .terms import Lengths, MaskMode
+from .terms import DEFAULT_TARGET, Lengths, MaskMode, Target, find_target
 
 if TYPE_CHECKING:
     from .layout import ForwardSplit, GradSplit

@@ -1,26 +1,24 @@
-"""Command-line options that describe a problem, and the problem they describe.
-
-Used by the commands `fag-metadata` and `fag-kernel`, so that both describe a problem alike.
-"""
+"""Command-line options that describe a problem, and the problem they describe, for every command of fag."""
 
 from __future__ import annotations
 
 import argparse
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from .errors import InvalidProblemError
 from .problem import AttentionProblem
-from .targets import DEFAULT_TARGET, Target, find_target
+from .terms import DEFAULT_TARGET, Target, find_target
 
-_MASKS = {"none": "NO_MASK", "no_mask": "NO_MASK", "causal": "CAUSAL", "window": "SLIDING_WINDOW"}
-_MASKS["sliding_window"] = "SLIDING_WINDOW"
+_MASKS = {"none": "no_mask", "no_mask": "no_mask", "causal": "causal"}
+_MASKS["window"] = _MASKS["sliding_window"] = "sliding_window"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line on stderr, with exit status 2."""
+    """A parser whose errors are one line instead of the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with one line instead of the usage text."""
+        """Ends the program with exit status 2."""
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
 
 
@@ -41,21 +39,15 @@ def add_split_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(op=parser.prog.split()[0])
     group = parser.add_argument_group("target")
     group.add_argument("--target", default=DEFAULT_TARGET, help=f"SoC name or cpu; default {DEFAULT_TARGET}")
-    group.add_argument(
-        "--cores", type=_pair, metavar="C/V", help="cube and vector cores of a target of your own"
-    )
-    group.add_argument(
-        "--split", choices=("cann", "balanced"), help="default cann for Ascend targets, else balanced"
-    )
+    text = "cube and vector cores of a target of your own"
+    group.add_argument("--cores", type=_pair, metavar="C/V", help=text)
+    text = "default cann for Ascend targets, else balanced"
+    group.add_argument("--split", choices=("cann", "balanced"), help=text)
     group.add_argument("--forward-only", action="store_true", help="without the backward split")
 
 
 def make_target(arguments: argparse.Namespace) -> Target:
-    """Returns the target of --target or --cores.
-
-    Raises:
-        InvalidProblemError: If it is unknown or its core counts are out of range.
-    """
+    """Returns the target of --target or --cores; InvalidProblemError if there is none like it."""
     if arguments.cores is None:
         return find_target(arguments.op, arguments.target)
     cube, vector = arguments.cores
@@ -68,39 +60,28 @@ def has_problem(arguments: argparse.Namespace) -> bool:
 
 
 def make_problem(arguments: argparse.Namespace) -> AttentionProblem:
-    """Returns the problem of the options.
-
-    Raises:
-        InvalidProblemError: If options contradict each other, or a value breaks a rule.
-    """
+    """Returns the problem; InvalidProblemError if options contradict each other or a value breaks a rule."""
     n1, n2 = arguments.heads
     d, dv = arguments.dim
-    mask = _MASKS[arguments.mask] if arguments.mask else "SLIDING_WINDOW" if arguments.window else "NO_MASK"
+    mask = _MASKS[arguments.mask or ("window" if arguments.window else "none")]
     left, right = arguments.window or (-1, -1)
-    sizes = _packed_sizes(arguments) if _is_packed(arguments) else _dense_sizes(arguments)
+    is_packed = any(vars(arguments)[name] is not None for name in ("seqlens", "seqlens_q", "seqlens_kv"))
+    sizes = _packed_sizes(arguments) if is_packed else _dense_sizes(arguments)
     return AttentionProblem.from_metadata_args(
         n1, n2, d, head_dim_v=dv, mask_mode=mask, win_left=left, win_right=right, op=arguments.op, **sizes
     )
 
 
-def _is_packed(arguments: argparse.Namespace) -> bool:
-    lists = (arguments.seqlens, arguments.seqlens_q, arguments.seqlens_kv)
-    return any(lengths is not None for lengths in lists)
-
-
 def _packed_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     _refuse(arguments, "--seqlens", "batch", "seqlen", "seqlen_q", "seqlen_kv")
     if arguments.layout not in (None, "TND"):
-        raise InvalidProblemError(
-            f"{arguments.op}: --layout must be TND with --seqlens, got {arguments.layout}."
-        )
+        raise _error(arguments, f"--layout must be TND with --seqlens, got {arguments.layout}.")
     sizes: dict[str, Any] = {"layout_q": "TND"}
     for side in ("q", "kv"):
         lengths = _either(arguments, "seqlens", side)
         if any(length < 0 for length in lengths):
-            raise InvalidProblemError(f"{arguments.op}: --seqlens must not be negative, got {min(lengths)}.")
-        total = 0
-        sizes[f"cu_seqlens_{side}"] = [0, *(total := total + length for length in lengths)]
+            raise _error(arguments, f"--seqlens must not be negative, got {min(lengths)}.")
+        sizes[f"cu_seqlens_{side}"] = [0, *accumulate(lengths)]
         sizes[f"max_seqlen_{side}"] = getattr(arguments, f"max_seqlen_{side}")
         sizes[f"seqused_{side}"] = getattr(arguments, f"used_{side}")
     return sizes
@@ -109,16 +90,11 @@ def _packed_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
 def _dense_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     _refuse(arguments, "--seqlen", "max_seqlen_q", "max_seqlen_kv")
     if arguments.layout == "TND":
-        raise InvalidProblemError(
-            f"{arguments.op}: --layout TND needs the lengths of the sequences. Pass --seqlens."
-        )
-    lists = (arguments.used_q, arguments.used_kv)
-    batch = arguments.batch
-    if batch is None:
-        batch = next((len(used) for used in lists if used is not None), 1)
+        raise _error(arguments, "--layout TND needs the lengths of the sequences. Pass --seqlens.")
+    used = next((used for used in (arguments.used_q, arguments.used_kv) if used is not None), [1])
     return {
         "layout_q": arguments.layout or "BSND",
-        "batch_size": batch,
+        "batch_size": len(used) if arguments.batch is None else arguments.batch,
         "max_seqlen_q": _either(arguments, "seqlen", "q"),
         "max_seqlen_kv": _either(arguments, "seqlen", "kv"),
         "seqused_q": arguments.used_q,
@@ -126,36 +102,36 @@ def _dense_sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _error(arguments: argparse.Namespace, text: str) -> InvalidProblemError:
+    return InvalidProblemError(f"{arguments.op}: {text}")
+
+
 def _refuse(arguments: argparse.Namespace, option: str, *others: str) -> None:
     for other in others:
         if getattr(arguments, other) is not None:
-            name = "--" + other.replace("_", "-")
-            raise InvalidProblemError(f"{arguments.op}: {name} must not be given with {option}.")
+            raise _error(arguments, f"--{other.replace('_', '-')} must not be given with {option}.")
 
 
 def _either(arguments: argparse.Namespace, name: str, side: str) -> Any:
     """The option of one side, or the one of both sides."""
     own, both = getattr(arguments, f"{name}_{side}"), getattr(arguments, name)
-    if own is not None and both is not None:
-        raise InvalidProblemError(f"{arguments.op}: --{name} must not be given with --{name}-{side}.")
     if own is None and both is None:
-        raise InvalidProblemError(
-            f"{arguments.op}: --{name}-{side} must be given. Pass --{name} for both sides."
-        )
-    return both if own is None else own
+        raise _error(arguments, f"--{name}-{side} must be given. Pass --{name} for both sides.")
+    if own is None:
+        return both
+    _refuse(arguments, f"--{name}-{side}", name)
+    return own
 
 
 def _pair(text: str) -> tuple[int, int]:
     """Returns both numbers of "32/8", or of "32" (= 32/32)."""
-    parts = text.split("/")
-    if len(parts) > 2:
-        raise argparse.ArgumentTypeError(f"must be a number or two with a slash between, got {text!r}")
     try:
-        return int(parts[0]), int(parts[-1])
+        first, *others = map(int, text.split("/"))
+        (second,) = others or (first,)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a number or two with a slash between, got {text!r}"
-        ) from None
+        text = f"must be a number or two with a slash between, got {text!r}"
+        raise argparse.ArgumentTypeError(text) from None
+    return first, second
 
 
 def _ints(text: str) -> list[int]:

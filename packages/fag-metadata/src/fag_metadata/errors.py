@@ -1,8 +1,6 @@
 """Exception types of the three FAG packages.
 
 Every message has the form `<op>: <argument> <what must hold>, got <value>[ (<related>=<value>)]. <Remedy>.`
-so that a test or a user can find the argument, the rule and the value in it. `problem_error` and `type_error`
-build that text.
 """
 
 from __future__ import annotations
@@ -34,16 +32,15 @@ class ContractError(ImportError):
 
 
 def message(op: str, argument: str, rule: str, got: object, *, remedy: str = "", **related: object) -> str:
-    """Builds the one form of error text, one line: `rule` starts with "must", `remedy` has no full stop.
+    """Builds the text of an error: `rule` starts with "must", `remedy` has no full stop.
 
     Example:
         >>> message("flash_attn", "n1", "must be a multiple of n2", 6, n2=4)
         'flash_attn: n1 must be a multiple of n2, got 6 (n2=4).'
     """
-    context = ", ".join(f"{name}={value}" for name, value in related.items())
     text = f"{op}: {argument} {rule}, got {got}"
-    if context:
-        text += f" ({context})"
+    if related:
+        text += f" ({', '.join(f'{name}={value}' for name, value in related.items())})"
     return f"{text}. {remedy}." if remedy else f"{text}."
 
 
@@ -62,10 +59,9 @@ def type_error(
 
 
 class naming:
-    """Gives errors of native code about the metadata the name of the operator that the user called.
+    """Turns a ValueError of native code that begins with "metadata:" into a MetadataError of the operator.
 
-    A ValueError that begins with "metadata:" becomes a MetadataError. A class and no generator, since it
-    stands around every call of a kernel.
+    A class and no generator, since it stands around every call of a kernel.
     """
 
     __slots__ = ("op",)

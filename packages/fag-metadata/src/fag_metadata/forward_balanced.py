@@ -20,8 +20,7 @@ from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit, cube_slots, new_tensor
 from .min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
-from .targets import CPU_TARGET, Target
-from .terms import MaskMode
+from .terms import CPU_TARGET, MaskMode, Target
 
 Float64Array = npt.NDArray[np.float64]
 

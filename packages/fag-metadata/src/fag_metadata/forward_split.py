@@ -21,7 +21,7 @@ from .terms import INT32_MAX, MaskMode
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
-    from .targets import Target
+    from .terms import Target
 
 _OPEN_WINDOW = 2**32 - 1  # CANN keeps windows unsigned: its -1 is this number
 _L2_BUDGET_BYTES = 96 * 2**20  # CANN's number, whatever the target's real cache is

@@ -23,7 +23,7 @@ from .min_max import cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .ranges import band, masked_area
 from .routes import select_route
-from .targets import CPU_TARGET, Target
+from .terms import CPU_TARGET, Target
 
 Int64Array = NDArray[np.int64]
 

@@ -17,8 +17,7 @@ from .layout import TILE, GradSplit, LayoutWord, cube_slots, grad_slices
 from .problem import AttentionProblem
 from .ranges import IntLike, ramp
 from .routes import BN2_MAX_HEAD_DIM, MULTI_BLOCK_MAX, SINGLE_TILE_MAX
-from .targets import Target
-from .terms import INT32_MAX, Layout, MaskMode
+from .terms import INT32_MAX, Layout, MaskMode, Target
 
 Int64Array = NDArray[np.int64]
 

@@ -37,7 +37,7 @@ from .layout import (
 if TYPE_CHECKING:
     from .problem import AttentionProblem
     from .split_check import Finding
-    from .targets import Target
+    from .terms import Target
 
 FIRST_WORD = 8
 _SHIFTS = {bits.name: 32 * (bits.word - FIRST_WORD) + bits.shift for bits in IDENTITY}

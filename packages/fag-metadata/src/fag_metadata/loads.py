@@ -1,19 +1,19 @@
 """How even a metadata tensor is, whatever made it: the load of every core, in tiles and in visible area.
 
-The cost model is the visible area: a (query, key) pair that the mask leaves is D + Dv multiply-adds forward
-and 3 D + 2 Dv backward, masked pairs and tile borders cost nothing. So the ratio of areas is the ratio of
-times as long as tiles are not much smaller than full ones. Merging is counted apart.
+A (query, key) pair that the mask leaves is D + Dv multiply-adds forward and 3 D + 2 Dv backward, so the ratio
+of areas is the ratio of times as long as most tiles are full. Merging is counted apart.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .areas import ForwardAreas, TileGrid, TileRow
-from .errors import InvalidProblemError, message
+from .errors import InvalidProblemError, problem_error
 from .forward_blocks import BlockSize, ForwardBlocks
 from .layout import ForwardSplit, GradSplit
 from .min_max import cut_equal_rows, min_max_cuts
@@ -22,10 +22,8 @@ from .ranges import Int64Array
 from .view import Metadata, unpack
 
 _FEW_SIZES = 3
-_MOST_TILES = 1000
-"""Tiles of a core up to which a sum of tiles is noticeably more than any number."""
-_MOST_LISTED = 1 << 22
-"""Tiles up to which the bound of a perfect split looks at every size; beyond, it is the mean."""
+_MOST_TILES = 1000  # of a core, for which a sum of tiles is noticeably more than any number
+_MOST_LISTED = 1 << 22  # tiles for which the bound of a perfect split is more than the mean
 _MOST_SEARCHED = 1 << 21
 
 
@@ -36,7 +34,7 @@ class Load:
     Attributes:
         tiles: Tiles with visible pairs of every core, int64 (cores,).
         area: Visible (query, key) pairs of every core, int64 (cores,).
-        perfect: Pairs that the heaviest core has at least, however whole tiles are dealt out.
+        perfect: Pairs of the heaviest core at least, however whole tiles are dealt out.
         in_order: The same with one range of tiles a core; exact up to two million tiles, else `perfect`.
     """
 
@@ -62,26 +60,26 @@ class Load:
 
     @property
     def max_over_mean_tiles(self) -> float:
-        """Tiles of the heaviest core over the mean of all cores; 1 is even."""
+        """Tiles of the heaviest core over the mean of all; 1 is even."""
         return _ratio(int(self.tiles.max(initial=0)), self.tiles)
 
     @property
     def max_over_mean(self) -> float:
-        """Visible pairs of the heaviest core over the mean of all cores; 1 is even."""
+        """Visible pairs of the heaviest core over the mean of all; 1 is even."""
         return _ratio(int(self.area.max(initial=0)), self.area)
 
     @property
     def perfect_over_mean(self) -> float:
-        """What max_over_mean is at least, however whole tiles are dealt out."""
+        """`perfect` over the mean."""
         return _ratio(self.perfect, self.area)
 
     @property
     def in_order_over_mean(self) -> float:
-        """What max_over_mean is at least with one range of tiles a core."""
+        """`in_order` over the mean."""
         return _ratio(self.in_order, self.area)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures and both lists, ready for JSON."""
+        """All figures, ready for JSON."""
         return {
             "cores": self.cores,
             "used_cores": self.used_cores,
@@ -99,12 +97,12 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class Balance:
-    """How even a metadata tensor is.
+    """Work of both passes.
 
     Attributes:
         forward: Forward pass.
         merge_rows: Rows times partial results that every vector core merges after it, int64 (vector cores,).
-        grad: Backward pass, or None where the tensor has none.
+        grad: Backward pass, or None.
     """
 
     forward: Load
@@ -116,7 +114,7 @@ class Balance:
         return {
             "forward": self.forward.to_dict(),
             "merge_rows": self.merge_rows.tolist(),
-            "grad": None if self.grad is None else self.grad.to_dict(),
+            "grad": self.grad and self.grad.to_dict(),
         }
 
 
@@ -124,12 +122,8 @@ def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
     """Measures how even a metadata tensor is, over all cores of its target.
 
     Args:
-        metadata: int32 array (n,) on the host, made by flash_attn_metadata or by CANN's operator, or what
-            `unpack` makes of it.
+        metadata: What `unpack` takes, int32 (n,), or returns.
         problem: What it is for. None = as the head says, which is enough for dense layouts without seqused.
-
-    Returns:
-        Loads of both passes.
 
     Raises:
         InvalidProblemError: If the head does not say enough and no problem is given.
@@ -151,47 +145,29 @@ def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
 
 
 def problem_of(view: Metadata) -> AttentionProblem:
-    """The problem as the head tells it; the numbers that are only folded there stand in the FAG block, if
-    any.
-    """
+    """The problem as the head and, for numbers that are only folded there, the FAG block tell it."""
     head, grad = view.identity, view.grad
     if head is None:
         raise _missing("made by flash_attn_metadata of fag", "one without identity words")
     for name in ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv"):
         if getattr(head, f"has_{name}"):
             raise _missing("of a dense problem", f"one made with {name}")
-    numbers = {
-        "N1": head.n1,
-        "N2": head.n2,
-        "S1": head.s1 if grad is None else grad.s1,
-        "S2": head.s2 if grad is None else grad.s2,
-        "win_left": head.win_left if grad is None else grad.win_left,
-        "win_right": head.win_right if grad is None else grad.win_right,
-    }
-    known = [number for number in numbers.values() if number is not None]
-    if len(known) < len(numbers):
-        unknown = next(name for name, number in numbers.items() if number is None)
-        raise _missing("of a problem with numbers below 32768", f"one with a larger {unknown}")
-    n1, n2, s1, s2, left, right = known
+    numbers: dict[str, Any] = {"N1": head.n1, "N2": head.n2}
+    for name in ("S1", "S2", "win_left", "win_right"):
+        numbers[name] = getattr(grad or head, name.lower())
+    for name, number in numbers.items():
+        if number is None:
+            raise _missing("of a problem with numbers below 32768", f"one with a larger {name}")
+    n1, n2, s1, s2, left, right = numbers.values()
     return AttentionProblem.from_metadata_args(
-        n1,
-        n2,
-        head.d,
-        head_dim_v=head.dv,
-        batch_size=head.b,
-        max_seqlen_q=s1,
-        max_seqlen_kv=s2,
-        mask_mode=head.mask_mode,
-        win_left=left,
-        win_right=right,
-        layout_q=head.layout,
-        op="balance",
-    )
+        n1, n2, head.d, head_dim_v=head.dv, batch_size=head.b, max_seqlen_q=s1, max_seqlen_kv=s2,
+        mask_mode=head.mask_mode, win_left=left, win_right=right, layout_q=head.layout, op="balance",
+    )  # fmt: skip
 
 
 def _missing(rule: str, got: str) -> InvalidProblemError:
-    text = message("balance", "metadata", f"must be {rule} when problem is None", got, remedy="Pass problem=")
-    return InvalidProblemError(text)
+    rule = f"must be {rule} when problem is None"
+    return problem_error("balance", "metadata", rule, got, remedy="Pass problem=")
 
 
 def forward_load(split: ForwardSplit, problem: AttentionProblem) -> Load:
@@ -211,35 +187,36 @@ def forward_load(split: ForwardSplit, problem: AttentionProblem) -> Load:
     words = split.fa.astype(np.int64)
     is_used = words[..., 3:6].any(axis=2)
     start, end = words[is_used, 0:3].T, words[is_used, 3:6].T
-    tiles, area = np.zeros(is_used.shape, np.int64), np.zeros(is_used.shape, np.int64)
+    tiles, area = np.zeros((2, *is_used.shape), np.int64)
     tiles[is_used] = blocks.blocks_at(*end) - blocks.blocks_at(*start)
     area[is_used] = areas.before(*end) - areas.before(*start)
     return Load(tiles.sum(axis=0), area.sum(axis=0), perfect, in_order)
 
 
 def grad_load(split: GradSplit, problem: AttentionProblem, cores: int) -> Load:
-    """Load of every cube core in a backward split, for a target with that many."""
+    """Load of every cube core in a backward split."""
     grid = TileGrid(problem) if problem.is_variable else TileGrid(problem, split.o1, split.o2)
     visible = grid.visible_tiles()
-    used = split.used_cubes
-    tiles, area = np.zeros(cores, np.int64), np.zeros(cores, np.int64)
-    start, end = split.start[:used].astype(np.int64), split.end[:used].astype(np.int64)
-    area[:used] = grid.area_before(end) - grid.area_before(start)
     # Visible tiles in front of a tile: those of the groups and heads before, and in its own head.
     per_head = np.bincount(visible.group, minlength=len(grid.heads))
     before = np.append(0, np.cumsum(per_head * grid.heads))
     first = np.append(0, np.cumsum(per_head))
     rect = grid.rows * grid.cols
-    order = visible.tile + np.append(0, np.cumsum(rect))[visible.group]  # ascending over all groups
+    rect_start = np.cumsum(rect) - rect
+    order = visible.tile + rect_start[visible.group]  # ascending over all groups
 
     def count(tile: Int64Array) -> Int64Array:
         group = np.minimum(grid.tile_start.searchsorted(tile, "right") - 1, len(grid.heads) - 1)
         head, inside = np.divmod(tile - grid.tile_start[group], np.maximum(rect[group], 1))
-        place = order.searchsorted(inside + np.append(0, np.cumsum(rect))[group])
+        place = order.searchsorted(inside + rect_start[group])
         result: Int64Array = before[group] + head * per_head[group] + place - first[group]
         return np.where(tile < grid.total_tiles, result, before[-1])
 
+    used = split.used_cubes
+    tiles, area = np.zeros((2, cores), np.int64)
+    start, end = split.start[:used].astype(np.int64), split.end[:used].astype(np.int64)
     tiles[:used] = count(end) - count(start)
+    area[:used] = grid.area_before(end) - grid.area_before(start)
     in_order = perfect = perfect_split_bound(visible.area, grid.heads[visible.group], cores)
     if len(grid.heads) == 1:
         in_order = _lightest_of_equal(visible.area, int(grid.heads[0]), cores)
@@ -249,13 +226,12 @@ def grad_load(split: GradSplit, problem: AttentionProblem, cores: int) -> Load:
 
 
 def _lightest(sums: Int64Array, cores: int) -> int:
-    """The lightest heaviest range of tiles, given the running sum of their areas."""
-    cuts = min_max_cuts(sums, cores)
-    return int(np.diff(sums[cuts]).max(initial=0))
+    """The lightest heaviest range, given the running sum of the areas of all tiles."""
+    return int(np.diff(sums[min_max_cuts(sums, cores)]).max(initial=0))
 
 
 def _lightest_of_equal(area: Int64Array, heads: int, cores: int) -> int:
-    """The same for equal heads, given the areas of the tiles of one."""
+    """The same for equal heads, given the areas of one."""
     return cut_equal_rows([0, *area.cumsum().tolist()], heads, cores).heaviest if len(area) * heads else 0
 
 
@@ -265,8 +241,7 @@ def _ratio(heaviest: int, loads: Int64Array) -> float:
 
 
 def perfect_split_bound(sizes: Int64Array, counts: Int64Array, cores: int) -> int:
-    """Returns a load that some core reaches however the tiles are dealt out, in whatever order; 0 without
-    tiles.
+    """Returns a load that some core reaches however the tiles are dealt out; 0 without tiles.
 
     The largest of the mean rounded up (to a sum of tiles, where they have few sizes), the largest tile, and
     what counting proves: with load L, tiles above L - a need a core without any tile of size a or more, tiles
@@ -284,24 +259,16 @@ def perfect_split_bound(sizes: Int64Array, counts: Int64Array, cores: int) -> in
     low = max(_next_sum(sizes, -(-int(sizes @ counts) // cores)), int(sizes[-1]))
     if _fits(sizes, counts, cores, low):
         return low
-    high = 2 * low  # the largest tile and the mean together always fit
-    while low < high:
-        middle = (low + high) // 2
-        if _fits(sizes, counts, cores, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    # The largest tile and the mean together always fit.
+    return bisect_left(range(2 * low), True, low + 1, key=lambda load: _fits(sizes, counts, cores, load))
 
 
 def _fits(sizes: Int64Array, counts: Int64Array, cores: int, load: int) -> bool:
-    """Whether counting leaves it open that the tiles fit into the cores with that load each."""
+    """Whether counting leaves it open that the tiles fit."""
     small = sizes[: int(sizes.searchsorted(load // 2, "right"))]
     num_large = int(counts[len(small) :].sum())
-    if num_large > cores:
-        return False
-    if not len(small):
-        return True
+    if num_large > cores or not len(small):
+        return num_large <= cores
     above = sizes.searchsorted(load - small, "right")  # first tile size that shares no core with a small one
     tiles = np.append(0, counts.cumsum())
     num_small = tiles[len(small)] - tiles[: len(small)]
@@ -313,7 +280,7 @@ def _fits(sizes: Int64Array, counts: Int64Array, cores: int, load: int) -> bool:
 
 
 def _next_sum(sizes: Int64Array, load: int) -> int:
-    """The smallest sum of tiles that is at least `load`, if they have few sizes; else `load` itself."""
+    """The smallest sum of tiles that is at least `load`; `load` itself if they have many sizes."""
     if len(sizes) > _FEW_SIZES or load // int(sizes[0]) > _MOST_TILES:
         return load
     others = np.zeros(1, np.int64)

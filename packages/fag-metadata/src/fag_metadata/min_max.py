@@ -1,6 +1,6 @@
 """Cuts a row of items into contiguous parts so that the heaviest part is as light as possible.
 
-Exact, on running sums; knows nothing of tiles. Items weigh at least 1.
+`sums` are the running sums of the weights, from 0 to the total.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from operator import sub
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from .ranges import Int64Array
 
 
 def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
-    """Cuts where the running sum is nearest to equal shares.
-
-    `sums` (n + 1,) ascends from 0 to the total; returned are (parts + 1,) item numbers from 0 to n.
-    """
+    """Cuts where the sums (n + 1,) are nearest to equal shares: (parts + 1,) item numbers from 0 to n."""
     total = int(sums[-1])
     wanted = np.arange(parts + 1, dtype=np.int64) * total / parts
     above = np.searchsorted(sums, wanted)
@@ -33,11 +29,7 @@ def even_cuts(sums: Int64Array, parts: int) -> Int64Array:
 
 
 def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
-    """The same, but so that the heaviest part is the lightest possible, and the others as even as that
-    allows.
-
-    `sums` must ascend strictly.
-    """
+    """The same with the lightest heaviest part, the others as even as that allows; items weigh at least 1."""
     cuts = even_cuts(sums, parts)
     upper = int((sums[cuts[1:]] - sums[cuts[:-1]]).max())
     lower = max(-(-int(sums[-1]) // parts), int((sums[1:] - sums[:-1]).max(initial=0)))
@@ -48,8 +40,9 @@ def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
 
 
 class EqualRowsCuts(NamedTuple):
-    """Where the parts of equal rows begin, in items of all rows (parts,), ascending from 0; and the heaviest
-    part. An empty part begins where the next one does, the last behind all items.
+    """Where the parts of equal rows begin, in items of all rows (parts,), ascending; and the heaviest part.
+
+    An empty part begins where the next one does, the last behind all items.
     """
 
     begin: Int64Array
@@ -59,8 +52,8 @@ class EqualRowsCuts(NamedTuple):
 def cut_equal_rows(sums: Sequence[int], rows: int, parts: int) -> EqualRowsCuts:
     """The lightest heaviest part of `rows` equal rows, one after the other, in at most that many parts.
 
-    `sums` of one row ascend from 0 to at least 1; items may weigh nothing. Rows repeat, and so do the cuts if
-    no others are better: then only the rows of one period are searched.
+    `sums` are those of one row; not all items weigh nothing. Rows repeat, and so do the cuts if no others are
+    better: then only the rows of one period are searched.
     """
     total, items = sums[-1], len(sums) - 1
     parts = min(parts, rows * items)
@@ -79,12 +72,11 @@ def cut_equal_rows(sums: Sequence[int], rows: int, parts: int) -> EqualRowsCuts:
 
 def _cut_rows(sums: Sequence[int], rows: int, parts: int, widest: int) -> tuple[list[int], int]:
     total = sums[-1]
-    lists = [*sums] if rows == 1 else [row * total + each for row in range(rows) for each in sums[:-1]]
     if rows > 1:
-        lists.append(rows * total)
+        sums = [row * total + each for row in range(rows) for each in sums[:-1]] + [rows * total]
     lower = max(-(-rows * total // parts), widest)
-    heaviest = _lightest(lists, parts, lower, lower + widest)
-    return _spread(lists, parts, heaviest)[:-1], heaviest
+    heaviest = _lightest(sums, parts, lower, lower + widest)
+    return _spread(sums, parts, heaviest)[:-1], heaviest
 
 
 def can_cut_equal_rows(sums: Sequence[int], rows: int, parts: int, limit: int) -> bool:

@@ -1,4 +1,4 @@
-"""A picture of a split: which core owns which tile, and how loaded every core is. Needs matplotlib.
+"""A picture of a split: which core owns which tile, and how loaded every core is.
 
 Every head is a small map, queries downwards and keys to the right; a tile has the colour of its core and
 masked tiles are grey. Matplotlib is imported when a picture is asked for, never before.
@@ -7,6 +7,7 @@ masked tiles are grey. Matplotlib is imported when a picture is asked for, never
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,26 +16,27 @@ import numpy.typing as npt
 
 from .areas import ForwardAreas, TileGrid
 from .errors import InvalidProblemError
-from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
+from .forward_blocks import BlockSize, ForwardBlocks
 from .layout import ForwardSplit, GradSplit
 from .loads import Load
 from .problem import AttentionProblem
+from .ranges import Int64Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .explain import Explanation
+    from .__main__ import Explanation
 
-SUFFIXES = (".png", ".svg", ".pdf")
+_UNSTABLE = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+"""What is left out of the files, so that pictures in a repository do not change without reason."""
 MASKED, GAP = -1, -2
 
 _MOST_HEADS = 48
 _MOST_TILES = 1 << 20
 _PANEL = (7.4, 3.7)  # inches of the maps
 _FLATTEST = 0.12  # least ratio of the sides of a head
-_GOLDEN = 0.381966
-"""Hue step: neighbours in core order, which are neighbours in the map, get very different hues."""
+_GOLDEN = 0.381966  # hue step from core to core, which are neighbours in the map
 
 
 class HeadMap(NamedTuple):
@@ -55,7 +57,7 @@ class SplitMap(NamedTuple):
 def forward_map(problem: AttentionProblem, split: ForwardSplit, most_heads: int = _MOST_HEADS) -> SplitMap:
     """Maps the base blocks of the first key-value heads to the cube cores that own them.
 
-    At most `most_heads`, fewer where they have very many blocks, but one where there is any.
+    Fewer than `most_heads` where they have very many blocks, but one where there is any.
     """
     blocks = ForwardBlocks(problem, BlockSize(split.m, split.k))
     areas = ForwardAreas(blocks)
@@ -109,13 +111,12 @@ def _first_maps(owner: Callable[[int], Int64Array], count: int, per_batch: int, 
         room -= found.size
         if heads and room < 0:
             break
-        b, n = divmod(head, per_batch)
-        heads.append(HeadMap(f"b{b} {name}{n}", found))
+        heads.append(HeadMap(f"b{head // per_batch} {name}{head % per_batch}", found))
     return heads
 
 
 def draw(explanation: Explanation) -> Figure:
-    """Draws the tile maps and load bars of a split; `save` writes them to a file.
+    """Draws the tile maps and load bars of a split.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -129,50 +130,47 @@ def draw(explanation: Explanation) -> Figure:
         ) from error
     problem, view, figures = explanation.problem, explanation.view, explanation.figures
     size = f"{view.forward.m} x {view.forward.k}"
-    passes = [("Forward", forward_map(problem, view.forward), figures.forward, size)]
+    passes = [(f"Forward: tiles of {size}", forward_map(problem, view.forward), figures.forward)]
     if view.grad is not None and figures.grad is not None:
-        passes.append(("Backward", grad_map(problem, view.grad), figures.grad, "128 x 128"))
+        passes.append(("Backward: tiles of 128 x 128", grad_map(problem, view.grad), figures.grad))
     figure = Figure(figsize=(13, 0.8 + 4.1 * len(passes)), dpi=100, layout="constrained")
     figure.suptitle(_title(explanation), fontsize=11)
     axes = figure.subplots(len(passes), 2, squeeze=False, width_ratios=(1.75, 1))
-    for row, (name, split_map, load, size) in zip(axes, passes, strict=True):
+    for (left, right), (title, split_map, load) in zip(axes, passes, strict=True):
         if any(head.owner.size > 4 * _MOST_TILES for head in split_map.heads):
             raise InvalidProblemError("fag-metadata plot: a head must have at most 2048 x 2048 tiles.")
-        _draw_map(row[0], name, split_map, size)
-        _draw_bars(row[1], load)
+        _draw_map(left, title, split_map)
+        _draw_bars(right, load)
     return figure
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Writes a figure to a .png, .svg or .pdf file, the same bytes for the same split.
+    """Writes a figure to a file, the same bytes for the same split.
 
     Raises:
-        InvalidProblemError: If the suffix is another one.
+        InvalidProblemError: If its name does not end in .png, .svg or .pdf.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InvalidProblemError(
-            f"fag-metadata plot: the output file must end in {', '.join(SUFFIXES)}, got {str(path)!r}."
-        )
-    # Neither date nor version, so that pictures in a repository do not change without reason.
-    key = {".svg": "Date", ".pdf": "CreationDate"}.get(suffix, "Software")
     from matplotlib import rc_context
 
+    suffix = Path(path).suffix.lower()
+    if suffix not in _UNSTABLE:
+        raise InvalidProblemError(
+            f"fag-metadata plot: the output file must end in {', '.join(_UNSTABLE)}, got {str(path)!r}."
+        )
     with rc_context({"svg.hashsalt": "fag-metadata"}):
-        figure.savefig(path, metadata={key: None})
+        figure.savefig(path, metadata={_UNSTABLE[suffix]: None})
 
 
 def _title(explanation: Explanation) -> str:
     problem, target = explanation.problem, explanation.target
-    lengths = f"S {problem.s1} x {problem.s2}"
-    if problem.has_lengths_q or problem.has_lengths_kv:
-        lengths = f"{problem.b} sequences up to {problem.s1} x {problem.s2}"
+    is_ragged = problem.has_lengths_q or problem.has_lengths_kv
+    lengths = f"{problem.b} sequences up to" if is_ragged else "S"
     mask = problem.mask_mode.name.lower().replace("_", " ")
     if problem.mask_mode == 4:
         mask += f" {problem.win_left},{problem.win_right}"
     heads = f"B {problem.b}, heads {problem.n1}/{problem.n2}"
     split = f"split {explanation.split.name.lower()}, route {explanation.route.route.name}"
-    return f"{problem.layout} {heads}, {lengths}, {mask} - {target.name}, {split}"
+    return f"{problem.layout} {heads}, {lengths} {problem.s1} x {problem.s2}, {mask} - {target.name}, {split}"
 
 
 def core_colours(cores: int) -> npt.NDArray[np.float64]:
@@ -180,21 +178,21 @@ def core_colours(cores: int) -> npt.NDArray[np.float64]:
     from matplotlib.colors import hsv_to_rgb
 
     number = np.arange(cores)
-    hue = number * _GOLDEN % 1.0
-    saturation = np.array([0.55, 0.75, 0.4])[number % 3]
-    value = np.array([0.95, 0.75, 0.88])[number % 3]
-    return np.asarray(hsv_to_rgb(np.stack((hue, saturation, value), axis=1)), np.float64)
+    saturation, value = np.array([[0.55, 0.75, 0.4], [0.95, 0.75, 0.88]])[:, number % 3]
+    hues = np.stack((number * _GOLDEN % 1.0, saturation, value), axis=1)
+    return np.asarray(hsv_to_rgb(hues), np.float64)
 
 
 def arrange(heads: list[HeadMap], aspect: float) -> tuple[Int64Array, list[tuple[int, int]]]:
-    """Puts the maps side by side, as large as the panel allows: one map with GAP between heads, and the first
-    (row, column) of each. `aspect` is height over width of a tile.
+    """Puts maps side by side, as large as the panel allows, on one map with GAP between them.
+
+    Returns:
+        That map, and the first (row, column) of each.
     """
     shapes = [head.owner.shape for head in heads]
     widest, total = max(width for _, width in shapes), sum(width + 1 for _, width in shapes)
     limits = np.unique(np.geomspace(max(widest, 1), max(2 * total, 2), 40).astype(np.int64)).tolist()
-    best = max((_place(shapes, limit, aspect) for limit in limits), key=lambda found: found[0])
-    _, size, places = best
+    _, size, places = max((_place(shapes, limit, aspect) for limit in limits), key=itemgetter(0))
     canvas = np.full(size, GAP, np.int64)
     for head, (y, x) in zip(heads, places, strict=True):
         canvas[y : y + head.owner.shape[0], x : x + head.owner.shape[1]] = head.owner
@@ -204,7 +202,7 @@ def arrange(heads: list[HeadMap], aspect: float) -> tuple[Int64Array, list[tuple
 def _place(
     shapes: list[tuple[int, ...]], limit: int, aspect: float
 ) -> tuple[float, tuple[int, int], list[tuple[int, int]]]:
-    """(inches of a tile, size, places) with lines of at most `limit` tiles."""
+    """Inches of a tile, size and places with lines of at most `limit` tiles."""
     gap = max(1, limit // 40)
     gap_down = max(1, round(gap / aspect))
     places: list[tuple[int, int]] = []
@@ -220,18 +218,18 @@ def _place(
     return min(_PANEL[0] / right, _PANEL[1] / (bottom * aspect)), (bottom, right), places
 
 
-def _draw_map(axes: Axes, name: str, split_map: SplitMap, size: str) -> None:
+def _draw_map(axes: Axes, title: str, split_map: SplitMap) -> None:
     axes.set_axis_off()
     shown, total = len(split_map.heads), split_map.num_heads
     heads = f"{total} heads" if shown == total else f"first {shown} of {total} heads"
-    title = f"{name}: tiles of {size} (queries down, keys right), coloured by core, {heads}"
+    title = f"{title} (queries down, keys right), coloured by core, {heads}"
     axes.set_title(title, fontsize=9, loc="left")
-    if not any(head.owner.size for head in split_map.heads):
+    shapes = [head.owner.shape for head in split_map.heads if head.owner.size]
+    if not shapes:
         return
     # True to scale, but no head is drawn flatter or narrower than this.
-    shapes = [head.owner.shape for head in split_map.heads if head.owner.size]
-    shape_ratio = max(shape[1] for shape in shapes) / max(shape[0] for shape in shapes)
-    aspect = min(max(split_map.aspect, _FLATTEST * shape_ratio), shape_ratio / _FLATTEST)
+    height, width = map(max, zip(*shapes, strict=True))
+    aspect = min(max(split_map.aspect, _FLATTEST * width / height), width / height / _FLATTEST)
     canvas, places = arrange(split_map.heads, aspect)
     colours = core_colours(int(canvas.max(initial=0)) + 1)
     image = np.ones((*canvas.shape, 3))
@@ -258,11 +256,12 @@ def _write_cores(axes: Axes, owner: Int64Array, place: tuple[int, int], width: f
         distance = ((rows - rows.mean()) * height) ** 2 + ((cols - cols.mean()) * width) ** 2
         nearest = int(distance.argmin())
         row, col = int(rows[nearest]), int(cols[nearest])
-        wide, high = width * int((rows == row).sum()), height * int((cols == col).sum())
+        in_row = cols[rows == row]
+        wide, high = width * len(in_row), height * int((cols == col).sum())
         size = min(8.0, wide / (0.7 * len(str(core))), 0.9 * high)
         if size < 4:
             continue
-        middle = float(cols[rows == row].mean())
+        middle = float(in_row.mean())
         if owner[row, round(middle)] != core:
             middle = float(col)
         y, x = place[0] + row, place[1] + middle
@@ -274,16 +273,16 @@ def _draw_bars(axes: Axes, load: Load) -> None:
     colours = core_colours(load.cores)
     axes.bar(np.arange(load.cores), load.area / mean, color=colours, width=0.85)
     axes.axhline(1.0, color="black", linewidth=0.8)
+    title = f"heaviest core {load.max_over_mean:.2f} of the mean"
     if load.perfect_over_mean > 1.005:
         axes.axhline(load.perfect_over_mean, color="black", linewidth=0.8, linestyle=":")
-    top = max(1.2, 1.12 * load.max_over_mean)
-    axes.set_ylim(0, top)
+        title += f", perfect {load.perfect_over_mean:.2f} (dotted)"
+    if load.idle_cores:
+        title += f", {load.idle_cores} idle"
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_ylim(0, max(1.2, 1.12 * load.max_over_mean))
     axes.set_xlim(-0.7, load.cores - 0.3)
-    step = 4 if load.cores <= 48 else 8
-    axes.set_xticks(np.arange(0, load.cores, step))
+    axes.set_xticks(np.arange(0, load.cores, 4 if load.cores <= 48 else 8))
     axes.tick_params(labelsize=7)
     axes.set_xlabel("core", fontsize=8)
     axes.set_ylabel("visible area / mean", fontsize=8)
-    idle = f", {load.idle_cores} idle" if load.idle_cores else ""
-    best = f", perfect {load.perfect_over_mean:.2f} (dotted)" if load.perfect_over_mean > 1.005 else ""
-    axes.set_title(f"heaviest core {load.max_over_mean:.2f} of the mean{best}{idle}", fontsize=9, loc="left")

@@ -1,8 +1,7 @@
 """The route table: which kernel template a problem is split for, decided once.
 
-From top to bottom the first row that can and is wanted wins; the last always does. "Can" is what a kernel is
-able to do; "want" is a measured preference and may be retuned alone. The conditions are those of CANN's host
-tiling and of its splitter together, which can no longer disagree.
+The first row that can and is wanted wins; the last always does. The conditions are those of CANN's host
+tiling and of its splitter together.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import NamedTuple
 
 from .layout import Route, Split
 from .problem import AttentionProblem
-from .targets import Target
-from .terms import Layout
+from .terms import Layout, Target
 
 SINGLE_TILE_MAX = 128
 MULTI_BLOCK_MAX = 640
@@ -24,16 +22,18 @@ BALANCED_MAX_OVER_MEAN = 1.05
 
 
 class Condition(NamedTuple):
-    """One thing that must hold for a row: its text, the test, and the values to show when it fails."""
+    """What must hold for a row, and what to show if it does not: a format of the problem `p`, the number
+    of `heads`, and their max/mean `ratio`.
+    """
 
     text: str
     test: Callable[[AttentionProblem, Target, Split], bool]
-    values: Callable[[AttentionProblem, Target, Split], str]
+    values: str
 
 
 class RouteRow(NamedTuple):
     """One row: `route` is None for a template that no kernel provides; without `can` a template is wrong,
-    without `want` another one is faster, by `evidence`.
+    without `want` another one is faster, by measured `evidence`.
     """
 
     name: str
@@ -62,48 +62,28 @@ class RouteChoice:
 
     @cached_property
     def trace(self) -> tuple[RouteVerdict, ...]:
-        """One verdict per row down to the chosen one, with the values that decided."""
-        verdicts = []
-        for row in ROUTES:
-            verdict = _judge(row, self.problem, self.target, self.split)
-            verdicts.append(verdict)
-            if verdict.verdict == "chosen":
-                break
-        return tuple(verdicts)
+        """One verdict per row down to the chosen one."""
+        last = next(i for i, row in enumerate(ROUTES) if row.route is self.route)
+        return tuple(_judge(row, self.problem, self.target, self.split) for row in ROUTES[: last + 1])
 
 
-def whole_heads_ratio(problem: AttentionProblem, target: Target) -> float:
-    """Returns max/mean of the heads per core when whole heads are dealt out as evenly as possible."""
+def _whole_heads_ratio(problem: AttentionProblem, target: Target) -> float:
+    """Max/mean of the heads per core when whole heads are dealt out as evenly as possible."""
     heads = problem.b * problem.n1
     return -(-heads // target.cube_cores) * target.cube_cores / heads if heads else 1.0
 
 
-def _heads_values(problem: AttentionProblem, target: Target, split: Split) -> str:
-    return f"B*N1={problem.b * problem.n1}, S1={problem.s1}, S2={problem.s2}"
-
-
-def _enough_heads(problem: AttentionProblem, target: Target, split: Split) -> bool:
+def _has_enough_heads(problem: AttentionProblem, target: Target, split: Split) -> bool:
     heads = problem.b * problem.n1
     return heads >= 256 or (heads >= 128 and problem.s1 % 128 == 0 and problem.s2 % 128 == 0)
 
 
-def _lengths_values(problem: AttentionProblem, target: Target, split: Split) -> str:
-    return f"S1={problem.s1}, S2={problem.s2}"
-
-
-_NOT_TND = Condition(
-    "layout is not TND",
-    lambda p, t, s: p.layout is not Layout.TND,
-    lambda p, t, s: f"layout={p.layout}",
-)
-_NO_GQA = Condition("N1 = N2", lambda p, t, s: p.n1 == p.n2, lambda p, t, s: f"N1={p.n1}, N2={p.n2}")
-_SMALL_D = Condition(
-    f"D <= {BN2_MAX_HEAD_DIM}", lambda p, t, s: p.d <= BN2_MAX_HEAD_DIM, lambda p, t, s: f"D={p.d}"
-)
+_LENGTHS = "S1={p.s1}, S2={p.s2}"
+_NOT_TND = Condition("layout is not TND", lambda p, t, s: p.layout is not Layout.TND, "layout={p.layout}")
+_NO_GQA = Condition("N1 = N2", lambda p, t, s: p.n1 == p.n2, "N1={p.n1}, N2={p.n2}")
+_SMALL_D = Condition(f"D <= {BN2_MAX_HEAD_DIM}", lambda p, t, s: p.d <= BN2_MAX_HEAD_DIM, "D={p.d}")
 _NO_EMPTY = Condition(
-    "no sequence has length 0",
-    lambda p, t, s: not p.has_empty_sequence,
-    lambda p, t, s: "a sequence of length 0",
+    "no sequence has length 0", lambda p, t, s: not p.has_empty_sequence, "a sequence of length 0"
 )
 
 ROUTES: tuple[RouteRow, ...] = (
@@ -117,7 +97,7 @@ ROUTES: tuple[RouteRow, ...] = (
             Condition(
                 f"S1 and S2 <= {SINGLE_TILE_MAX}",
                 lambda p, t, s: p.s1 <= SINGLE_TILE_MAX and p.s2 <= SINGLE_TILE_MAX,
-                _lengths_values,
+                _LENGTHS,
             ),
             _NO_EMPTY,
         ),
@@ -131,25 +111,29 @@ ROUTES: tuple[RouteRow, ...] = (
             _NOT_TND,
             _NO_GQA,
             _SMALL_D,
-            Condition("D = Dv", lambda p, t, s: p.d == p.dv, lambda p, t, s: f"D={p.d}, Dv={p.dv}"),
+            Condition("D = Dv", lambda p, t, s: p.d == p.dv, "D={p.d}, Dv={p.dv}"),
             Condition(
                 f"S1 and S2 <= {MULTI_BLOCK_MAX}, one of them > {SINGLE_TILE_MAX}",
                 lambda p, t, s: SINGLE_TILE_MAX < max(p.s1, p.s2) <= MULTI_BLOCK_MAX,
-                _lengths_values,
+                _LENGTHS,
             ),
             Condition(
                 "no seqused",
                 lambda p, t, s: p.seqused_q is None and p.seqused_kv is None,
-                lambda p, t, s: "seqused given",
+                "seqused given",
             ),
             _NO_EMPTY,
         ),
         want=(
-            Condition("B*N1 >= 256, or >= 128 with S1 and S2 multiples of 128", _enough_heads, _heads_values),
+            Condition(
+                "B*N1 >= 256, or >= 128 with S1 and S2 multiples of 128",
+                _has_enough_heads,
+                "B*N1={heads}, " + _LENGTHS,
+            ),
             Condition(
                 f"whole heads load the cores evenly (max/mean <= {BALANCED_MAX_OVER_MEAN}), balanced split",
-                lambda p, t, s: s is Split.CANN or whole_heads_ratio(p, t) <= BALANCED_MAX_OVER_MEAN,
-                lambda p, t, s: f"max/mean={whole_heads_ratio(p, t):.2f}",
+                lambda p, t, s: s is Split.CANN or _whole_heads_ratio(p, t) <= BALANCED_MAX_OVER_MEAN,
+                "max/mean={ratio:.2f}",
             ),
         ),
         evidence="Thresholds of CANN's host tiling (36 cores); the balance condition is issue 3's bound.",
@@ -157,7 +141,7 @@ ROUTES: tuple[RouteRow, ...] = (
     RouteRow(
         "BN2S2",
         None,
-        can=(Condition("a kernel", lambda p, t, s: False, lambda p, t, s: "none (the name is reserved)"),),
+        can=(Condition("a kernel", lambda p, t, s: False, "none (the name is reserved)"),),
         want=(),
         evidence="Reserved in CANN's tiling key; no kernel exists.",
     ),
@@ -169,8 +153,9 @@ def _judge(row: RouteRow, problem: AttentionProblem, target: Target, split: Spli
     for verdict, conditions in (("capability", row.can), ("preference", row.want)):
         for condition in conditions:
             if not condition.test(problem, target, split):
-                reason = f"needs {condition.text}, got {condition.values(problem, target, split)}"
-                return RouteVerdict(row.name, verdict, reason)
+                heads, ratio = problem.b * problem.n1, _whole_heads_ratio(problem, target)
+                values = condition.values.format(p=problem, heads=heads, ratio=ratio)
+                return RouteVerdict(row.name, verdict, f"needs {condition.text}, got {values}")
     return RouteVerdict(row.name, "chosen", row.evidence)
 
 
@@ -180,8 +165,7 @@ def select_route(problem: AttentionProblem, target: Target, split: Split | None 
     Args:
         problem: What is computed.
         target: Machine.
-        split: Split that the ranges will come from; None = the target's default. A balanced split does not
-            want whole heads where they load the cores unevenly.
+        split: What the ranges will come from; None = the target's default.
 
     Returns:
         The route, with a trace of the rejected rows.
@@ -196,12 +180,10 @@ def select_route(problem: AttentionProblem, target: Target, split: Split | None 
     """
     if split is None:
         split = Split[target.default_split.upper()]
-    for row in ROUTES:
-        if row.route is None:
-            continue
-        for condition in row.can + row.want:
-            if not condition.test(problem, target, split):
-                break
-        else:
-            return RouteChoice(row.route, problem, target, split)
-    raise AssertionError("the last row of ROUTES takes everything")
+    route = next(
+        row.route
+        for row in ROUTES
+        if row.route is not None
+        and all(condition.test(problem, target, split) for condition in row.can + row.want)
+    )
+    return RouteChoice(route, problem, target, split)

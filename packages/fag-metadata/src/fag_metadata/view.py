@@ -33,10 +33,9 @@ _OP = "unpack"
 
 
 class ForwardRow(NamedTuple):
-    """The forward blocks of one cube core in one section, from start up to, not including, end.
+    """The forward blocks [start, end) of one cube core in one section.
 
-    A position is (batch-head bn = b * n2 + kv head, row block, column block). `first_slot` is the workspace
-    slot of the core's first partial result.
+    A position is (batch-head b * n2 + kv head, row block, column block).
     """
 
     section: int
@@ -47,7 +46,7 @@ class ForwardRow(NamedTuple):
 
 
 class MergeRow(NamedTuple):
-    """Rows of a row block whose partial results one vector core merges, in one section."""
+    """What one vector core merges in one section; see FD_ROW in layout.py."""
 
     section: int
     core: int
@@ -70,11 +69,9 @@ class TileRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """What the head says about the problem, target and split (words 8..15).
+    """What the head says about the problem, target and split, by the names of IDENTITY in layout.py.
 
     Numbers of the problem are None where only a fold of them is stored (32768 and more).
-    The fields are those of the tables IDENTITY and HEAD in layout.py, which describe them; d and dv are the
-    head dims themselves.
     """
 
     format_version: int
@@ -106,9 +103,9 @@ class Metadata:
     """A metadata tensor taken apart; `pack()` puts it together again, word for word.
 
     Attributes:
-        identity: Problem, target and split, or None in a tensor that CANN's own operator made.
-        aic: Cube cores, FA rows per section.
-        aiv: Vector cores, FD rows per section.
+        identity: Problem, target and split, or None in a tensor of CANN's operator.
+        aic: Cube cores.
+        aiv: Vector cores.
         forward: Forward split.
         grad: Backward split, or None.
 
@@ -133,7 +130,7 @@ class Metadata:
     def forward_rows(self) -> list[ForwardRow]:
         """The FA rows of the cube cores that have work."""
         rows = []
-        for section, core in np.argwhere((self.forward.fa[:, :, 3:6] != 0).any(axis=2)).tolist():
+        for section, core in np.argwhere(self.forward.fa[:, :, 3:6].any(axis=2)).tolist():
             words = self.forward.fa[section, core].tolist()
             rows.append(ForwardRow(section, core, tuple(words[0:3]), tuple(words[3:6]), words[6]))
         return rows
@@ -151,23 +148,21 @@ class Metadata:
         """The backward ranges of the cube cores that have one; empty without gradient."""
         if self.grad is None:
             return []
-        used = self.grad.used_cubes
-        columns = (self.grad.start[:used], self.grad.end[:used], self.grad.batch[:used])
-        return [TileRange(core, *words) for core, words in enumerate(np.stack(columns, 1).tolist())]
+        used = range(self.grad.used_cubes)
+        return list(
+            map(TileRange, used, *(x.tolist() for x in (self.grad.start, self.grad.end, self.grad.batch)))
+        )
 
     def pack(self) -> Int32Array:
-        """Returns the tensor again, int32, padded to our length."""
+        """Returns the tensor again, int32 (n,), padded to our length."""
         return pack(self.forward, self.grad, self._identity_words)
 
 
 def unpack(metadata: Any) -> Metadata:
-    """Takes a metadata tensor apart.
+    """Takes a metadata tensor apart, into typed, read-only values.
 
     Args:
         metadata: int32 array (n,) on the host, made by flash_attn_metadata or by CANN's operator.
-
-    Returns:
-        Typed, read-only values.
 
     Raises:
         InvalidTypeError: If it is not an int32 array.
@@ -189,46 +184,36 @@ def unpack(metadata: Any) -> Metadata:
     if offset not in (0, rows_end):
         raise _error(f"must have grad_offset 0 or {rows_end}", offset)
     identity = _unpack_identity(words)
-    slots = CANN_CUBE_SLOTS if identity is None else identity.cube_slots
-    if identity is not None and identity.is_grad != (offset != 0):
-        raise _error("must have a grad_offset exactly with is_grad", offset, is_grad=identity.is_grad)
-    needed = rows_end + (grad_words(slots) if offset else 0)
-    if identity is not None:
-        needed = total_words(section_num, aic, aiv, slots, offset != 0)
-        if len(words) > needed:
-            raise _error(f"must have {needed} words by its own head", f"{len(words)} words")
-    if len(words) < needed:
+    if identity is None:  # CANN's length is free
+        slots = CANN_CUBE_SLOTS
+        needed = rows_end + (grad_words(slots) if offset else 0)
+    else:
+        slots = identity.cube_slots
+        if identity.is_grad != (offset != 0):
+            raise _error("must have a grad_offset exactly with is_grad", offset, is_grad=identity.is_grad)
+        needed = total_words(section_num, aic, aiv, slots, identity.is_grad)
+    if len(words) < needed or (identity and len(words) > needed):
         raise _error(f"must have {needed} words by its own head", f"{len(words)} words")
+    words = words.copy()
+    words.flags.writeable = False
     fd_offset = HEAD_WORDS + section_num * aic * ROW_WORDS
-    forward = ForwardSplit(
-        section_num,
-        bool(has_fd),
-        m,
-        k,
-        _frozen(words[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)),
-        _frozen(words[fd_offset:rows_end].reshape(section_num, aiv, ROW_WORDS)),
-    )
-    grad = GradSplit(slots, _frozen(words[offset : offset + grad_words(slots)])) if offset else None
-    return Metadata(identity, aic, aiv, forward, grad, _frozen(words[FIRST_WORD:HEAD_WORDS]))
+    fa = words[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)
+    fd = words[fd_offset:rows_end].reshape(section_num, aiv, ROW_WORDS)
+    forward = ForwardSplit(section_num, bool(has_fd), m, k, fa, fd)
+    grad = GradSplit(slots, words[offset : offset + grad_words(slots)]) if offset else None
+    return Metadata(identity, aic, aiv, forward, grad, words[FIRST_WORD:HEAD_WORDS])
 
 
 def _error(rule: str, got: object, **related: object) -> MetadataError:
     return MetadataError(message(_OP, "metadata", rule, got, **related))  # type: ignore[arg-type]
 
 
-def _frozen(words: Int32Array) -> Int32Array:
-    copy: Int32Array = words.copy()
-    copy.flags.writeable = False
-    return copy
-
-
 def _unpack_identity(words: Int32Array) -> Identity | None:
     bits = int.from_bytes(words[FIRST_WORD:HEAD_WORDS].tobytes(), "little")
-    if bits & 0xFFFFFFFF != MAGIC:
-        if bits:
-            raise _error(f"must have magic {MAGIC:#x}, or zeros in words 8..15", hex(bits & 0xFFFFFFFF))
+    if not bits:
         return None
-
+    if bits & 0xFFFFFFFF != MAGIC:
+        raise _error(f"must have magic {MAGIC:#x}, or zeros in words 8..15", hex(bits & 0xFFFFFFFF))
     values: dict[str, Any] = {place.name: field(bits, place.name) for place in IDENTITY}
     if values["format_version"] != FORMAT_VERSION:
         raise _error(f"must have format version {FORMAT_VERSION}", values["format_version"])

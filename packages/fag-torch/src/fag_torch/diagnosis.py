@@ -13,7 +13,7 @@ import fag_kernel
 import fag_metadata
 from fag_kernel import abi, cann
 from fag_metadata import AttentionProblem, Target, UnsupportedError
-from fag_metadata.targets import DEFAULT_TARGET, find_target
+from fag_metadata.terms import DEFAULT_TARGET, find_target
 from fag_torch import coexist, contracts, npu_host, npu_routes
 from fag_torch._version import __version__
 

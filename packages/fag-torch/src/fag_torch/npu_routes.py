@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from fag_kernel import plan
 from fag_metadata import MaskMode, Route, Split, Target, UnsupportedError, unpack
 from fag_metadata.errors import problem_error
-from fag_metadata.targets import CPU_TARGET, TARGETS
+from fag_metadata.terms import CPU_TARGET, TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
