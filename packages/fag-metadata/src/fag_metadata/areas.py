@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .forward_blocks import ForwardBlocks, Int64Array
+from .forward_blocks import ForwardBlocks
 from .layout import TILE
 from .problem import AttentionProblem
-from .ranges import IntLike, band, masked_area, visible_rows
+from .ranges import Int64Array, IntLike, band, masked_area, running_sums, visible_rows
 from .terms import MaskMode
 
 
@@ -38,11 +38,16 @@ class Pieces(NamedTuple):
         return Pieces(*(column[where] for column in self))
 
 
-class Items(NamedTuple):
-    """The pieces of all heads: blocks, and visible pairs, in front of every one, and their number."""
+class AreaCuts(NamedTuple):
+    """Places between pieces: blocks and visible pairs of all heads in front of each, from 0 to all, int64."""
 
     done: Int64Array
     area: Int64Array
+
+    @property
+    def heaviest(self) -> int:
+        """Visible pairs of the heaviest range between two of them."""
+        return int((self.area[1:] - self.area[:-1]).max())
 
 
 class ForwardAreas:
@@ -50,7 +55,7 @@ class ForwardAreas:
 
     def __init__(self, blocks: ForwardBlocks) -> None:
         self.blocks = blocks
-        self._items: dict[int | None, Items] = {}
+        self._items: dict[int | None, AreaCuts] = {}
 
     @cached_property
     def head_area(self) -> Int64Array:
@@ -61,9 +66,7 @@ class ForwardAreas:
     @cached_property
     def area_before(self) -> Int64Array:
         """Visible pairs in front of every entry, one number more than entries."""
-        before = np.zeros(self.blocks.num_entries + 1, np.int64)
-        np.cumsum(self.head_area * self.blocks.heads_per_entry, out=before[1:])
-        return before
+        return running_sums(self.head_area * self.blocks.heads_per_entry)
 
     @property
     def total(self) -> int:
@@ -154,14 +157,14 @@ class ForwardAreas:
         area = area - self._rows_before(entry, begin, key_start, key_stop)
         return pieces._replace(area=area).take(area > 0)
 
-    def items(self, step: int | None) -> Items:
+    def items(self, step: int | None) -> AreaCuts:
         """All pieces of all heads: whole row blocks, or parts cut at every `step`-th key block (kept)."""
         found = self._items.get(step)
         if found is None:
             found = self._items[step] = self._list_items(step)
         return found
 
-    def _list_items(self, step: int | None) -> Items:
+    def _list_items(self, step: int | None) -> AreaCuts:
         blocks = self.blocks
         entries = np.arange(blocks.num_entries)
         pieces = self.rows_of(entries)
@@ -176,11 +179,9 @@ class ForwardAreas:
         done = np.full(len(entry) + 1, blocks.num_blocks, np.int64)
         done[:-1] = blocks.blocks_before[entry] + head * blocks.head_blocks[entry] + pieces.done[place]
         done[0] = 0  # blocks without a visible pair go with the piece behind or in front of them
-        area = np.zeros(len(entry) + 1, np.int64)
-        np.cumsum(pieces.area[place], out=area[1:])
-        return Items(done, area)
+        return AreaCuts(done, running_sums(pieces.area[place]))
 
-    def nearest(self, wanted: Int64Array, step: int | None) -> Items:
+    def nearest(self, wanted: Int64Array, step: int | None) -> AreaCuts:
         """Cuts between pieces next to the wanted areas (ascending), found in stages without a list of all."""
         blocks = self.blocks
         entry = self.area_before.searchsorted(wanted, "right") - 1
@@ -204,7 +205,7 @@ class ForwardAreas:
         done = blocks.blocks_before[entry] + head * blocks.head_blocks[entry] + pieces.done[place]
         done += is_next * pieces.width[place]
         area = wanted - rest + is_next * pieces.area[place]
-        return Items(np.append(done, blocks.num_blocks), np.append(area, self.total))
+        return AreaCuts(np.append(done, blocks.num_blocks), np.append(area, self.total))
 
 
 class VisibleTiles(NamedTuple):
@@ -242,8 +243,8 @@ class TileGrid:
         self.rows = -(-self.len_q // TILE) if o1 is None else np.full(len(self.len_q), o1, np.int64)
         self.cols = -(-self.len_kv // TILE) if o2 is None else np.full(len(self.len_q), o2, np.int64)
         self.head_area = self.area(slice(None), 0, self.len_q, 0, self.len_kv)
-        self.tile_start = _running(self.rows * self.cols * self.heads)
-        self.area_start = _running(self.head_area * self.heads)
+        self.tile_start = running_sums(self.rows * self.cols * self.heads)
+        self.area_start = running_sums(self.head_area * self.heads)
 
     @property
     def total_tiles(self) -> int:
@@ -299,7 +300,7 @@ class TileGrid:
         group, col = _expand(np.unique(groups), self.cols[np.unique(groups)])
         key = np.minimum(col * TILE, self.len_kv[group])
         key_stop = np.minimum(key + TILE, self.len_kv[group])
-        return group, col, _running(self.area(group, 0, self.len_q[group], key, key_stop))
+        return group, col, running_sums(self.area(group, 0, self.len_q[group], key, key_stop))
 
     def visible_tiles(self, groups: Int64Array | None = None) -> VisibleTiles:
         """Lists the visible tiles of one head of each group (or of the given groups, ascending)."""
@@ -334,15 +335,15 @@ class TileRow:
         self._grid = grid
         self._tiles = grid.visible_tiles()
         self._per_head = np.bincount(self._tiles.group, minlength=len(grid.heads)).astype(np.int64)
-        self._start = _running(self._per_head * grid.heads)
+        self._start = running_sums(self._per_head * grid.heads)
         if len(grid.heads) == 1:
             area = np.tile(self._tiles.area, int(grid.heads[0]))
         else:
             group, number = _expand(np.arange(len(grid.heads), dtype=np.int64), self._per_head * grid.heads)
             number %= self._per_head[group]
-            number += _running(self._per_head)[group]
+            number += running_sums(self._per_head)[group]
             area = self._tiles.area[number]
-        self.sums = _running(area)
+        self.sums = running_sums(area)
 
     def tile_numbers(self, index: Int64Array) -> Int64Array:
         """Returns the tile number of each visible tile; 0 for the first, the total for the end."""
@@ -352,16 +353,9 @@ class TileRow:
         cut = index[inner]
         group = np.searchsorted(self._start, cut, side="right") - 1
         head, visible = np.divmod(cut - self._start[group], self._per_head[group])
-        in_head = self._tiles.tile[_running(self._per_head)[group] + visible]
+        in_head = self._tiles.tile[running_sums(self._per_head)[group] + visible]
         number[inner] = grid.tile_start[group] + head * grid.rows[group] * grid.cols[group] + in_head
         return number
-
-
-def _running(counts: Int64Array) -> Int64Array:
-    """Returns the sums of the numbers before each place, and the total."""
-    sums = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=sums[1:])
-    return sums
 
 
 def _expand(items: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .areas import ForwardAreas, Items
-from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
+from .areas import AreaCuts, ForwardAreas
+from .forward_blocks import BlockSize, ForwardBlocks
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit, cube_slots, new_tensor
 from .min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
+from .ranges import Int64Array
 from .terms import CPU_TARGET, MaskMode, Target
 
 Float64Array = npt.NDArray[np.float64]
@@ -39,18 +40,6 @@ _MOST_BLOCKS = 1 << 15  # the same for two sections
 _HEADS_TRIED = 4  # cuts between the sections, on either side of the middle
 _REACH = 12  # places of the first section on either side of the wanted one
 _PAIRS = 40  # pairs of places kept for every core
-
-
-class _Cut(NamedTuple):
-    """Cuts between pieces: blocks and visible pairs in front of each, from 0 to all, int64."""
-
-    done: Int64Array
-    area: Int64Array
-
-    @property
-    def heaviest(self) -> int:
-        """Visible pairs of the heaviest core."""
-        return int((self.area[1:] - self.area[:-1]).max())
 
 
 def split_forward_balanced(problem: AttentionProblem, target: Target) -> ForwardSplit:
@@ -100,7 +89,7 @@ def _pack(blocks: ForwardBlocks, done: Int64Array, target: Target) -> ForwardSpl
     return pack_forward(blocks, cuts, target.cube_cores, target.vector_cores, target.vector_cores)
 
 
-def _cuts(areas: ForwardAreas, cores: int) -> _Cut:
+def _cuts(areas: ForwardAreas, cores: int) -> AreaCuts:
     """Whole row blocks if they are even enough, else cuts at any block."""
     whole = _find(areas, cores, None, _GOOD_ENOUGH)
     if whole.heaviest * cores <= _GOOD_ENOUGH * areas.total:
@@ -118,7 +107,7 @@ def _split_for_cpu(problem: AttentionProblem, target: Target) -> ForwardSplit:
         split = _split_equal_heads(problem, tallest, target)
         if split is not None:
             return split
-    best: tuple[ForwardAreas, _Cut] | None = None
+    best: tuple[ForwardAreas, AreaCuts] | None = None
     for height in _CPU_BLOCK_ROWS:
         areas = ForwardAreas(ForwardBlocks(problem, BlockSize(height, FWD_STEP_KEYS)))
         if not areas.total:
@@ -187,7 +176,7 @@ def _pack_rows(size: BlockSize, heads: int, begin: Int64Array, rows: int, target
     return ForwardSplit(1, False, size.rows, size.keys, fa, fd, tensor)
 
 
-def _find(areas: ForwardAreas, cores: int, step: int | None, good_enough: float) -> _Cut:
+def _find(areas: ForwardAreas, cores: int, step: int | None, good_enough: float) -> AreaCuts:
     """Cuts nearest to equal areas, or searched for where those are not good enough (max/mean)."""
     cut = _nearest(areas, cores, step)
     if cut.heaviest * cores <= good_enough * areas.total or _count_items(areas, step) > _SEARCH_ITEMS:
@@ -195,18 +184,18 @@ def _find(areas: ForwardAreas, cores: int, step: int | None, good_enough: float)
     return _search(areas.items(step), cores)
 
 
-def _nearest(areas: ForwardAreas, cores: int, step: int | None) -> _Cut:
+def _nearest(areas: ForwardAreas, cores: int, step: int | None) -> AreaCuts:
     if _count_items(areas, step) > _FLAT_ITEMS:
-        return _Cut(*areas.nearest(np.arange(cores) * areas.total // cores, step))
+        return areas.nearest(np.arange(cores) * areas.total // cores, step)
     return _at(areas.items(step), even_cuts(areas.items(step).area, cores))
 
 
-def _search(items: Items, cores: int) -> _Cut:
+def _search(items: AreaCuts, cores: int) -> AreaCuts:
     return _at(items, min_max_cuts(items.area, cores))
 
 
-def _at(items: Items, where: Int64Array) -> _Cut:
-    return _Cut(items.done[where], items.area[where])
+def _at(items: AreaCuts, where: Int64Array) -> AreaCuts:
+    return AreaCuts(items.done[where], items.area[where])
 
 
 def _count_items(areas: ForwardAreas, step: int | None) -> int:
@@ -253,7 +242,7 @@ def _head_at(areas: ForwardAreas, area: int) -> int:
     return entry * areas.blocks.heads_per_entry + inside
 
 
-def _cut_at(areas: ForwardAreas, items: Items, head: int, cores: int) -> _TwoSections | None:
+def _cut_at(areas: ForwardAreas, items: AreaCuts, head: int, cores: int) -> _TwoSections | None:
     """The best cuts with the second section beginning at `head`."""
     blocks = areas.blocks
     between = int(blocks.before_head(np.array([head]))[0])

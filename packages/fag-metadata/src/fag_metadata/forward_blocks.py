@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .ranges import IntLike, band, divide
+from .ranges import Int64Array, IntLike, band, divide, running_sums
 from .terms import Layout, MaskMode
 
 if TYPE_CHECKING:
     from .problem import AttentionProblem
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 _ROWS_AT_A_TIME = 1 << 20  # bounds the memory of long ragged lists
 _FEW_ROWS = 1 << 14  # which take as long to list as those of each core's entry
@@ -103,8 +101,7 @@ class ForwardBlocks:
             self.blocks_before = np.array((0, self.num_blocks))
         else:
             self.head_blocks = self._count_head_blocks()
-            self.blocks_before = np.zeros(self.num_entries + 1, np.int64)
-            np.add.accumulate(self.head_blocks * self.heads_per_entry, out=self.blocks_before[1:])
+            self.blocks_before = running_sums(self.head_blocks * self.heads_per_entry)
             self.num_blocks = int(self.blocks_before[-1])
         return self.__dict__[name]
 
@@ -297,12 +294,10 @@ class ForwardBlocks:
         number of every entry into one of every row block.
         """
         rows, keys = self.size
-        before = np.zeros(len(low) + 1, np.int64)
         first = np.ndarray(len(low), np.int64, _ZERO, strides=0)
         width = divide(s2 + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK:
-            np.add.accumulate(first + each_row(width), out=before[1:])
-            return first, before
+            return first, running_sums(first + each_row(width))
         has_left = self.windows[0] >= 0
         if has_left or self.is_bnsd:
             low, before_entry = low - each_row(before_entry), 0
@@ -330,8 +325,7 @@ class ForwardBlocks:
             first = np.maximum(low, 0) // keys
             first[is_hidden] = stop[is_hidden] = 0
             stop -= first
-        np.add.accumulate(stop, out=before[1:])
-        return first, before
+        return first, running_sums(stop)
 
     def _count_head_blocks(self) -> Int64Array:
         """Valid blocks of a head of every entry; of very many row blocks some are listed at a time."""

@@ -6,13 +6,14 @@ Both forward splits end here. All cores of many sections are handled at once.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from .forward_blocks import ForwardBlocks, Int64Array, Positions
+from .forward_blocks import ForwardBlocks, Positions
 from .layout import ROW_WORDS, ForwardSplit, Int32Array, cube_slots, new_tensor
+from .ranges import Int64Array, running_sums
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -193,7 +194,7 @@ def _find_merges(
     Returns the slot word of every used core, and the row blocks to merge.
     """
     head, row, is_inside = places.head, places.row, places.is_inside_row
-    cores_before = _sums(num_used)
+    cores_before = running_sums(num_used)
     # The core behind the last one that stops inside a row block finishes it.
     is_closing = np.zeros(len(is_inside), np.bool_)
     is_closing[1:] = (head[1:] != head[:-1]) | (row[1:] != row[:-1])
@@ -201,7 +202,7 @@ def _find_merges(
     is_closing[1:] &= is_inside[:-1]
     is_closing[0] = False
     # Every inner cut and every finished row block moves the next result by one slot.
-    slots = _sums(is_inside.view(np.int8) + is_closing.view(np.int8))[:-1]
+    slots = running_sums(is_inside.view(np.int8) + is_closing.view(np.int8))[:-1]
     closing = is_closing.nonzero()[0]
     num_parts = slots[closing] - np.arange(len(closing))  # inner cuts in front, of all row blocks
     num_parts[1:] -= num_parts[:-1].copy()
@@ -220,11 +221,11 @@ def _write_merges(fd: Int32Array, merges: _Merges, num_vectors: int) -> None:
     tasks_before, num_lines = merges.before, fd.shape[1]
     num_tasks = tasks_before[1:] - tasks_before[:-1]  # of every section
     load = num_parts * num_rows
-    load_before = _sums(load)[tasks_before]
+    load_before = running_sums(load)[tasks_before]
     mean = (-((load_before[:-1] - load_before[1:]) // num_vectors)).repeat(num_tasks)
     per = -(-num_rows // np.maximum(1, load // mean))  # rows of a piece
     # Vector cores beyond the first of a task are handed out in order until none is free.
-    wanted = _sums((num_rows - 1) // per)
+    wanted = running_sums((num_rows - 1) // per)
     before = wanted[tasks_before[:-1]]
     free = num_vectors - num_tasks
     num_busy = num_tasks + np.minimum(wanted[tasks_before[1:]] - before, free)
@@ -245,10 +246,3 @@ def _write_merges(fd: Int32Array, merges: _Merges, num_vectors: int) -> None:
     lines[:, 4] += np.arange(len(lines), dtype=np.int32) * lines[:, 5]
     # The last piece holds what remains: less than the others, or more where no more vector cores were free.
     lines[first + extra, 5] = num_rows - extra * per
-
-
-def _sums(numbers: npt.NDArray[Any]) -> Int64Array:
-    """The sums of the numbers in front of each place, and of all."""
-    sums = np.zeros(len(numbers) + 1, np.int64)
-    np.add.accumulate(numbers, out=sums[1:])
-    return sums

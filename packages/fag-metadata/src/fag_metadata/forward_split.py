@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .forward_blocks import BlockSize, ForwardBlocks, Int64Array
+from .forward_blocks import BlockSize, ForwardBlocks
 from .forward_pack import BoolArray, Cuts, pack_alike, pack_forward
 from .layout import ForwardSplit
-from .ranges import IntLike, band
+from .ranges import Int64Array, IntLike, band
 from .terms import INT32_MAX, MaskMode
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .areas import TileGrid, TileRow
 from .arguments import check_int32_count
@@ -21,11 +20,9 @@ from .grad_split import NO_RANGES, CoreRanges, band_tokens, count_tiles, make_gr
 from .layout import BWD_UNIT_KEYS, TILE, GradSplit, Route, Split
 from .min_max import cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
-from .ranges import band, masked_area
+from .ranges import Int64Array, band, masked_area, running_sums
 from .routes import select_route
 from .terms import CPU_TARGET, Target
-
-Int64Array = NDArray[np.int64]
 
 _GOOD_ENOUGH = 1.02
 """Max/mean below which nearest cuts are taken without a search, if CANN's are not better."""
@@ -138,11 +135,9 @@ def _nearest_cuts(grid: TileGrid, cores: int) -> tuple[Int64Array, Int64Array]:
     rest -= start[where] - start[np.searchsorted(column_group, group)]
     touched, which = np.unique(where, return_inverse=True)
     tiles = grid.tiles_of_columns(column_group[touched], column[touched])
-    begin = np.zeros(len(tiles.area) + 1, np.int64)
-    np.cumsum(tiles.area, out=begin[1:])
+    begin = running_sums(tiles.area)
     # the running sum of the touched columns, at the first tile of each
-    column_start = np.zeros(len(touched) + 1, np.int64)
-    np.cumsum(start[touched + 1] - start[touched], out=column_start[1:])
+    column_start = running_sums(start[touched + 1] - start[touched])
     in_touched = column_start[which] + rest
     tile = np.searchsorted(begin, in_touched, side="right") - 1
     rest = in_touched - begin[tile]
@@ -208,11 +203,9 @@ class _Divided(NamedTuple):
 def _ragged_cuts(grid: TileGrid, g: int, cores: int) -> Int64Array:
     """Cuts entries of different lengths: heavy kv heads in parts, runs of light ones into whole heads."""
     kv_heads = grid.heads // g
-    head_start = np.zeros(len(kv_heads) + 1, np.int64)
-    np.cumsum(kv_heads, out=head_start[1:])
+    head_start = running_sums(kv_heads)
     kv_area = grid.head_area * g
-    sums = np.zeros(int(head_start[-1]) + 1, np.int64)
-    np.cumsum(np.repeat(kv_area, kv_heads), out=sums[1:])
+    sums = running_sums(np.repeat(kv_area, kv_heads))
 
     def tile_numbers(head: Int64Array) -> Int64Array:
         group = np.minimum(np.searchsorted(head_start, head, side="right") - 1, len(kv_heads) - 1)

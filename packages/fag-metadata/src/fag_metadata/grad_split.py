@@ -10,16 +10,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .arguments import check_int32_count
 from .layout import TILE, GradSplit, LayoutWord, cube_slots, grad_slices
 from .problem import AttentionProblem
-from .ranges import IntLike, ramp
+from .ranges import Int64Array, IntLike, ramp, running_sums
 from .routes import BN2_MAX_HEAD_DIM, MULTI_BLOCK_MAX, SINGLE_TILE_MAX
 from .terms import INT32_MAX, Layout, MaskMode, Target
-
-Int64Array = NDArray[np.int64]
 
 _OP = "flash_attn_metadata"
 
@@ -237,13 +234,10 @@ def _columns(column: Int64Array, s1: IntLike, s2: IntLike, tokens: Tokens, count
     if not isinstance(right, int) or right > 0:
         np.maximum(first, 0, out=first)
     rows = -(-s1 // t1)
-    before = np.zeros(len(column) + 1, np.int64)
     if tokens.is_open:  # every column reaches the last query
-        np.add.accumulate(rows - first, out=before[1:])
-    else:
-        high = np.minimum(s1, np.maximum(np.minimum((column + 1) * t2, s2) + left, 0))
-        np.add.accumulate(np.maximum(-(-high // t1) - first, 0), out=before[1:])
-    return Columns(first, before)
+        return Columns(first, running_sums(rows - first))
+    high = np.minimum(s1, np.maximum(np.minimum((column + 1) * t2, s2) + left, 0))
+    return Columns(first, running_sums(np.maximum(-(-high // t1) - first, 0)))
 
 
 def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:

@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from . import arguments as rules
 from .arguments import batch_of_lists, effective, longest_of, parse_lists, starts, steps
 from .errors import problem_error
 from .identity import ProblemIdentity, problem_identity
+from .ranges import Int64Array
 from .terms import INT32_MAX, Layout, Lengths, MaskMode, TensorSpec
-
-Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,7 +327,7 @@ class AttentionProblem:
 
         lists = parse_lists(op, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv)
         b = batch_of_lists(op, layout, lists, b, "q")
-        slots: list[NDArray[np.int64] | int]
+        slots: list[Int64Array | int]
         if layout is Layout.TND:
             t1, t2 = s1, s2
             assert lists[0] is not None  # batch_of_lists has refused that

@@ -18,6 +18,13 @@ _CAUSAL = 3
 _SLIDING_WINDOW = 4
 
 
+def running_sums(numbers: npt.NDArray[Any]) -> Int64Array:
+    """The sums of the numbers before each place, and of all: one more than numbers."""
+    sums = np.zeros(len(numbers) + 1, np.int64)
+    np.add.accumulate(numbers, out=sums[1:])
+    return sums
+
+
 @overload
 def divide(values: int, divisor: int) -> int: ...
 @overload
