@@ -149,14 +149,21 @@ ROUTES: tuple[RouteRow, ...] = (
 )
 
 
+def _failing(row: RouteRow, problem: AttentionProblem, target: Target, split: Split) -> Condition | None:
+    for condition in row.can + row.want:
+        if not condition.test(problem, target, split):
+            return condition
+    return None
+
+
 def _judge(row: RouteRow, problem: AttentionProblem, target: Target, split: Split) -> RouteVerdict:
-    for verdict, conditions in (("capability", row.can), ("preference", row.want)):
-        for condition in conditions:
-            if not condition.test(problem, target, split):
-                heads, ratio = problem.b * problem.n1, _whole_heads_ratio(problem, target)
-                values = condition.values.format(p=problem, heads=heads, ratio=ratio)
-                return RouteVerdict(row.name, verdict, f"needs {condition.text}, got {values}")
-    return RouteVerdict(row.name, "chosen", row.evidence)
+    failing = _failing(row, problem, target, split)
+    if failing is None:
+        return RouteVerdict(row.name, "chosen", row.evidence)
+    heads, ratio = problem.b * problem.n1, _whole_heads_ratio(problem, target)
+    values = failing.values.format(p=problem, heads=heads, ratio=ratio)
+    verdict = "capability" if failing in row.can else "preference"
+    return RouteVerdict(row.name, verdict, f"needs {failing.text}, got {values}")
 
 
 def select_route(problem: AttentionProblem, target: Target, split: Split | None = None) -> RouteChoice:
@@ -181,9 +188,6 @@ def select_route(problem: AttentionProblem, target: Target, split: Split | None 
     if split is None:
         split = Split[target.default_split.upper()]
     route = next(
-        row.route
-        for row in ROUTES
-        if row.route is not None
-        and all(condition.test(problem, target, split) for condition in row.can + row.want)
+        row.route for row in ROUTES if row.route is not None and _failing(row, problem, target, split) is None
     )
     return RouteChoice(route, problem, target, split)
