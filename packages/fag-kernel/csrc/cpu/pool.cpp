@@ -48,7 +48,7 @@ public:
     void start(const std::function<void(int)>& task, int index) {
         task_ = &task;
         index_ = index;
-        started_.fetch_add(1, std::memory_order_release);
+        started_.fetch_add(1);  // in total order with the look for sleepers in notify_one: else it may come first
         started_.notify_one();
     }
 
@@ -65,7 +65,7 @@ private:
             while (started_.load(std::memory_order_acquire) == seen) wait_for_change(started_, seen);
             ++seen;
             (*task_)(index_);
-            finished_.store(seen, std::memory_order_release);
+            finished_.store(seen);  // the same
             finished_.notify_one();
         }
     }
