@@ -13,8 +13,8 @@ namespace fag::cpu {
 /// Runs spans: columns of a kv head, each for all query heads of the group.
 ///
 /// dK and dV of a column are one sum over the query heads and their rows, in that order. If the packed rows of all
-/// query heads fit the cache, or if several threads do the head, a column is done for all heads before the next one begins. Else each head runs through all
-/// columns, and the sums of all columns wait in memory for the next head.
+/// query heads fit the cache, or if several threads do the head, a column is done for all heads before the next one
+/// begins. Else each head runs through all columns, and the sums of all columns wait in memory for the next head.
 class BackwardWorker {
 public:
     BackwardWorker(Arena& arena, BackwardJob& job);

@@ -7,8 +7,8 @@
 
 namespace fag::cpu {
 
-/// As many row tiles as memory is for (backward_memory.hpp). If those that a column sees do, each is packed once; of more the last slot
-/// is packed anew for every column, at about 4 % of a tile's time.
+/// As many row tiles as memory is for (backward_memory.hpp). If those that a column sees fit, each is packed once; of
+/// more the last slot is packed anew for every column, at about 4 % of a tile's time.
 class RowCache {
 public:
     RowCache(Arena& arena, const BackwardJob& job);
