@@ -1,10 +1,9 @@
-/// Products on pairs of bfloat16 (FEAT_BF16): bfdot multiplies eight pairs and adds them to four float32 sums. The twin of
-/// bf16x2-inl.hpp, with the same words and the same results but for rounding: bfdot rounds each of its steps to odd,
-/// an error below one ulp of the sum instead of half of one, and flushes subnormals as vdpbf16ps does.
+/// Pairs of bfloat16 with FEAT_BF16: bfdot multiplies eight values and adds them to four float32 sums. It rounds each of
+/// its steps to odd, an error below one ulp of the sum instead of half of one, and flushes subnormals as vdpbf16ps does.
+/// See bf16x2-inl.hpp.
 #pragma once
 
-#include "gemm-inl.hpp"
-#include "softmax-inl.hpp"
+#include "isa.hpp"
 
 namespace fag::cpu::FAG_LEVEL {
 
@@ -21,82 +20,36 @@ struct DotBf16x2 {
 /// Four values rounded to bfloat16, in the lower half.
 static inline uint16x8_t round_to_bf16(Vec::F x) { return vreinterpretq_u16_bf16(vcvtq_low_bf16_f32(x)); }
 
-static inline Vec::F widen(uint16x8_t bf16) { return vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bf16), 16)); }
-
-/// Four words (low[i], high[i]) from the lower halves.
-static inline void store_interleaved(Word* words, uint16x8_t low, uint16x8_t high) {
-    vst1q_u32(words, vreinterpretq_u32_u16(vzip1q_u16(low, high)));
-}
-
 static inline void store_neighbours(Word* words, uint16x8_t x) { vst1_u32(words, vreinterpret_u32_u16(vget_low_u16(x))); }
 
-/// Two rows at a time, as the words of P and dS hold them. The partner of an odd last row sees nothing.
-template <bool all>
-static inline void softmax_grad_pair(const SoftmaxGrad& args, const BinaryExp& exp, int row) {
-    const Vec::F minus_lse0 = Vec::set(-args.lse[row] / BinaryExp::kUnit), shift0 = Vec::set(args.shift[row]);
-    const Vec::F minus_lse1 = Vec::set(-args.lse[row + 1] / BinaryExp::kUnit), shift1 = Vec::set(args.shift[row + 1]);
-    const SeenColumns seen0 = seen_columns(args.visible, row, args.rows, args.key_begin, args.n);
-    const SeenColumns seen1 = seen_columns(args.visible, row + 1, args.rows, args.key_begin, args.n);
-    const std::int64_t panel_row = static_cast<std::int64_t>(row / 2) * args.n;
-    Word* ds_row = args.ds_rows + row * args.ld_ds_rows + args.key_begin / 2;
-    Vec::F residual0 = Vec::zero(), residual1 = Vec::zero();
-    for (int j = 0; j < args.n; j += Vec::lanes) {
-        uint16x8_t p0 = vdupq_n_u16(0), p1 = p0, ds0 = p0, ds1 = p0;
-        if (all || seen0.contains(j) || seen1.contains(j)) {
-            const Gradient g0 = gradient<all>(args, exp, row, j, minus_lse0, shift0, seen0);
-            const Gradient g1 = gradient<all>(args, exp, row + 1, j, minus_lse1, shift1, seen1);
-            p0 = round_to_bf16(g0.p);
-            p1 = round_to_bf16(g1.p);
-            ds0 = round_to_bf16(g0.ds);
-            ds1 = round_to_bf16(g1.ds);
-            residual0 = residual0 + (g0.ds - widen(ds0));
-            residual1 = residual1 + (g1.ds - widen(ds1));
-        }
-        store_interleaved(args.p + panel_row + j, p0, p1);
-        store_interleaved(args.ds + panel_row + j, ds0, ds1);
-        store_neighbours(ds_row + j / 2, ds0);
-        store_neighbours(ds_row + args.ld_ds_rows + j / 2, ds1);
+/// Four columns of two rows, rounded to bfloat16, in the lower halves.
+struct RoundedRows {
+    uint16x8_t low, high;
+
+    static RoundedRows zero() { return {vdupq_n_u16(0), vdupq_n_u16(0)}; }
+    static RoundedRows of(Vec::F first, Vec::F second) { return {round_to_bf16(first), round_to_bf16(second)}; }
+    Vec::F first() const { return widen(low); }
+    Vec::F second() const { return widen(high); }
+    /// Words (first[i], second[i]).
+    void store_pairs(Word* words) const { vst1q_u32(words, vreinterpretq_u32_u16(vzip1q_u16(low, high))); }
+    /// Words of neighbours, row by row.
+    void store_rows(Word* first, Word* second) const {
+        store_neighbours(first, low);
+        store_neighbours(second, high);
     }
-    args.residual[row] += Vec::sum(residual0);
-    args.residual[row + 1] += Vec::sum(residual1);
+
+private:
+    static Vec::F widen(uint16x8_t bf16) { return vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bf16), 16)); }
+};
+
+/// The lower values of as many words as a vector has lanes.
+static inline Vec::F first_of_pairs(const Word* words) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vld1q_u32(words), 16));
 }
 
-static void softmax_grad_bf16x2(const SoftmaxGrad& args) {
-    const BinaryExp exp(args.scale);
-    for (int row = args.row_begin; row < args.row_end; row += 2) {
-        if (args.visible.all && row + 1 < args.rows) {
-            softmax_grad_pair<true>(args, exp, row);
-        } else {
-            softmax_grad_pair<false>(args, exp, row);
-        }
-    }
-}
-
-/// A cache line of columns at a time, with the running sum of K over the keys that the rows so far see.
-static void share_residual_bf16x2(const ResidualShare& args) {
-    constexpr int kVectors = kAlign / Vec::lanes;
-    for (int col = 0; col < args.cols; col += kAlign) {
-        const int panel_begin = col / args.panel * args.panel;
-        const int panel = args.cols - panel_begin < args.panel ? args.cols - panel_begin : args.panel;
-        const Word* k = args.reduced + panel_begin * args.depth + (col - panel_begin);
-        Vec::F sum[kVectors] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
-        int key = 0;
-        for (int row = 0; row < args.rows; ++row) {
-            const int last = args.visible.all ? args.keys : args.visible.last[row];
-            const bool sees_first = args.visible.all || args.visible.first[row] == 0;
-            for (; key < last; ++key) {
-                for (int i = 0; i < kVectors; ++i) {
-                    const uint32x4_t pair = vld1q_u32(k + static_cast<std::int64_t>(key / 2) * panel + i * Vec::lanes);
-                    const uint32x4_t low = vshlq_n_u32(pair, 16);
-                    const uint32x4_t high = vandq_u32(pair, vdupq_n_u32(0xffff0000u));
-                    sum[i] = sum[i] + vreinterpretq_f32_u32(key % 2 == 0 ? low : high);
-                }
-            }
-            const float share = sees_first && last > 0 ? args.residual[row] / static_cast<float>(last) : 0.0f;
-            float* start = args.start + static_cast<std::int64_t>(row) * args.cols + col;
-            for (int i = 0; i < kVectors; ++i) Vec::store(start + i * Vec::lanes, Vec::set(share) * sum[i]);
-        }
-    }
+/// The upper ones.
+static inline Vec::F second_of_pairs(const Word* words) {
+    return vreinterpretq_f32_u32(vandq_u32(vld1q_u32(words), vdupq_n_u32(0xffff0000u)));
 }
 
 /// Stores probabilities as bfloat16 neighbours.
@@ -152,21 +105,6 @@ static bool pack_rows_bf16x2(const void* src, std::int64_t stride_bytes, int row
         }
     }
     return vmaxvq_u16(bad) == 0;
-}
-
-template <int width, int rows, bool fetches_ahead>
-constexpr Products products_bf16x2() {
-    return {
-        .packing = 2,
-        .panel = width * Vec::lanes,
-        .exp_unit = BinaryExp::kUnit,
-        .gemm = gemm<DotBf16x2, width, rows, fetches_ahead>,
-        .softmax_grad = softmax_grad_bf16x2,
-        .softmax_step = softmax_step<StoreBf16x2, BinaryExp>,
-        .share_residual = share_residual_bf16x2,
-        .pack_columns = {nullptr, pack_columns_bf16x2, nullptr},
-        .pack_rows = {nullptr, pack_rows_bf16x2, nullptr},
-    };
 }
 
 }  // namespace fag::cpu::FAG_LEVEL

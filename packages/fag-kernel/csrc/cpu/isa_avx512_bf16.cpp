@@ -7,6 +7,8 @@
 #endif
 #include "vec_avx512-inl.hpp"
 
+#include "bf16x2_avx512-inl.hpp"
+
 #include "bf16x2-inl.hpp"
 #include "level-inl.hpp"
 

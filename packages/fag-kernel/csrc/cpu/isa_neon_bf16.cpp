@@ -3,6 +3,8 @@
 #include "vec_neon-inl.hpp"
 
 #include "bf16x2_neon-inl.hpp"
+
+#include "bf16x2-inl.hpp"
 #include "level-inl.hpp"
 
 namespace fag::cpu {

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "isa.hpp"
+#include "vec_parts-inl.hpp"
 
 namespace fag::cpu::FAG_LEVEL {
 
@@ -57,18 +58,9 @@ struct Vec {
         }
     }
 
-    /// The first n lanes (0 < n <= lanes), zeros behind; reads nothing beyond them.
     template <DType type>
     static F load_part(const void* p, int n) {
-        if constexpr (type == DType::f32) {
-            float lane[lanes] = {};
-            for (int i = 0; i < n; ++i) lane[i] = static_cast<const float*>(p)[i];
-            return load(lane);
-        } else {
-            std::uint16_t lane[lanes] = {};
-            for (int i = 0; i < n; ++i) lane[i] = static_cast<const std::uint16_t*>(p)[i];
-            return load_as<type>(lane);
-        }
+        return load_lanes<Vec, type>(p, n);
     }
 
     template <DType type>
@@ -82,15 +74,7 @@ struct Vec {
 
     template <DType type>
     static void store_part(void* p, F x, int n) {
-        if constexpr (type == DType::f32) {
-            float lane[lanes];
-            store(lane, x);
-            for (int i = 0; i < n; ++i) static_cast<float*>(p)[i] = lane[i];
-        } else {
-            std::uint16_t lane[lanes];
-            store_as<type>(lane, x);
-            for (int i = 0; i < n; ++i) static_cast<std::uint16_t*>(p)[i] = lane[i];
-        }
+        store_lanes<Vec, type>(p, x, n);
     }
 
     /// dst[c][r] = src[r][c] for lanes x lanes words.

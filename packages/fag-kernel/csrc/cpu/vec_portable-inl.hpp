@@ -3,6 +3,7 @@
 #pragma once
 
 #include "isa.hpp"
+#include "vec_parts-inl.hpp"
 
 namespace fag::cpu::FAG_LEVEL {
 
@@ -52,18 +53,9 @@ struct Vec {
         }
     }
 
-    /// The first n lanes (0 < n <= lanes), zeros behind; reads nothing beyond them.
     template <DType type>
     static F load_part(const void* p, int n) {
-        if constexpr (type == DType::f32) {
-            float lane[lanes] = {};
-            for (int i = 0; i < n; ++i) lane[i] = static_cast<const float*>(p)[i];
-            return load(lane);
-        } else {
-            std::uint16_t lane[lanes] = {};
-            for (int i = 0; i < n; ++i) lane[i] = static_cast<const std::uint16_t*>(p)[i];
-            return load_as<type>(lane);
-        }
+        return load_lanes<Vec, type>(p, n);
     }
 
     template <DType type>
