@@ -73,6 +73,20 @@ def test_broken_input_is_refused_with_the_compilers_words() -> None:
         optimise("nonsense", "module { nonsense }")
 
 
+def test_the_first_compiler_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    run = subprocess.run
+
+    def watched(command: list[str], **options: object) -> object:
+        commands.append(command)
+        return run(command, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", watched)
+    lower(all_kernels()["fag_zero_accumulators_tnd"])
+    assert [Path(command[0]).name for command in commands] == ["triton-adapter-opt"]
+    assert "--mlir-disable-threading" in commands[0]
+
+
 def test_a_crash_of_the_first_compiler_is_a_compiler_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object, **__: object) -> str:
         raise subprocess.CalledProcessError(-11, ["bin/triton-adapter-opt", "kernel.ttir.mlir"])
