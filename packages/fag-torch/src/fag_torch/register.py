@@ -7,12 +7,13 @@ Rows of the table are looked at in order.
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.library import Library, register_fake
 
-from fag_torch import autograd, coexist, cpu, direct, meta, metadata, npu
+from fag_torch import autograd, coexist, cpu, direct, inductor, meta, metadata, npu
 from fag_torch.errors import through_torch_ops
 from fag_torch.schema import CANN_NAMESPACE, CANN_SCHEMAS, FAG_NAMESPACE, FAG_SCHEMAS
 
@@ -130,7 +131,7 @@ class Registrations:
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, row.key):
             return
         if row.key == "Meta":
-            register_fake(name, row.kernel, lib=library)
+            register_fake(name, _traced(row), lib=library)
         else:
             library.impl(row.op, row.kernel, row.key, with_keyset=row.with_keyset)  # type: ignore[no-untyped-call]
             if row.key == "CPU":
@@ -160,6 +161,17 @@ def register() -> Registrations:
     registrations.fill_up()
     coexist.install(registrations)
     return registrations
+
+
+def _traced(row: Row) -> Callable[..., Any]:
+    """A fake implementation that tells Inductor of the operator: it traces before it generates code."""
+
+    @wraps(row.kernel)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        inductor.keep_arguments(row.namespace, row.op)
+        return row.kernel(*args, **kwargs)
+
+    return kernel
 
 
 def _anchors() -> list[Library]:

@@ -35,8 +35,9 @@ class TensorMemo(Generic[Value]):
     """Values by tensor; forgotten when the tensor is changed in place, or gone.
 
     A tensor made under torch.inference_mode has no version counter, so an edit would go unnoticed: nothing is
-    remembered about it. Writes that bypass the counter (into `x.data`, or by address) go unnoticed too.
-    Threads may share a memo: each step is one operation on a dict.
+    remembered about it. Writes that bypass the counter (into `x.data`, or by address) go unnoticed too; of
+    those of Inductor's generated code see `inductor.py`. Threads may share a memo: each step is one operation
+    on a dict.
 
     Example:
         >>> import torch
@@ -53,7 +54,7 @@ class TensorMemo(Generic[Value]):
     def get(self, tensor: Tensor) -> Value | None:
         """The value that was put for this tensor; None if there is none, or the tensor was changed since."""
         known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != version_of(tensor):
+        if _is_distrusted or known is None or known[0]() is not tensor or known[1] != version_of(tensor):
             return None
         return known[2]
 
@@ -71,6 +72,15 @@ class TensorMemo(Generic[Value]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+_is_distrusted = False
+
+
+def distrust() -> None:
+    """Ends all memories of this process: something writes into tensors and no version counter shows it."""
+    global _is_distrusted
+    _is_distrusted = True
 
 
 def version_of(tensor: Tensor) -> Version | None:
