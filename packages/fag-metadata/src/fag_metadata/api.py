@@ -29,11 +29,6 @@ _Stages: TypeAlias = """tuple[
 ]"""
 
 _OP = "flash_attn_metadata"
-_ARGUMENTS = (
-    "cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv", "batch_size", "max_seqlen_q", "max_seqlen_kv",
-    "mask_mode", "win_left", "win_right", "layout_q", "layout_kv", "layout_out", "is_grad_enabled",
-    "head_dim_v", "target", "split",
-)  # fmt: skip
 _SPLITS = {"cann": Split.CANN, "balanced": Split.BALANCED}
 _CACHED_TENSORS = 256
 """Mostly 32 KiB each; enough for the layers of a model times a few batches."""
@@ -163,13 +158,19 @@ def _lengths(name: str, value: Any) -> Lengths | None:
 
 
 @lru_cache(maxsize=_CACHED_TENSORS, typed=True)  # typed: 8.0 and True must not find the results of 8 and 1
-def _make_of_args(n1: Any, n2: Any, d: Any, *args: Any) -> list[Int32Array]:
+def _make_of_args(
+    n1: Any, n2: Any, d: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any, seqused_q: Any, seqused_kv: Any, b: Any,
+    s1: Any, s2: Any, mask_mode: Any, win_left: Any, win_right: Any, layout_q: Any, layout_kv: Any,
+    layout_out: Any, is_grad: Any, dv: Any, target: Any, split: Any,
+) -> list[Int32Array]:  # fmt: skip
     """A list of the tensor, from which a caller may take it."""
-    named = dict(zip(_ARGUMENTS, args, strict=True))
-    target, split = named.pop("target"), named.pop("split")
-    problem = AttentionProblem.from_metadata_args(n1, n2, d, op=_OP, **named)
-    is_grad = bool(named["is_grad_enabled"])
-    return [_make_metadata(problem, find_target(_OP, target), _parse_split(split), is_grad)]
+    problem = AttentionProblem.from_metadata_args(
+        n1, n2, d, head_dim_v=dv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
+        seqused_kv=seqused_kv, batch_size=b, max_seqlen_q=s1, max_seqlen_kv=s2, mask_mode=mask_mode,
+        win_left=win_left, win_right=win_right, layout_q=layout_q, layout_kv=layout_kv, layout_out=layout_out,
+        is_grad_enabled=is_grad, op=_OP,
+    )  # fmt: skip
+    return [_make_metadata(problem, find_target(_OP, target), _parse_split(split), bool(is_grad))]
 
 
 @lru_cache(maxsize=_CACHED_TENSORS)

@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import lshift
-from struct import pack as pack_bytes
-from struct import unpack_from
-from typing import TYPE_CHECKING, Any, NamedTuple
+from struct import Struct, unpack_from
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 FIRST_WORD = 8
 _SHIFTS = {bits.name: 32 * (bits.word - FIRST_WORD) + bits.shift for bits in IDENTITY}
-_MAGIC_SHIFT = 0
 _CRC_SHIFT = 32 * (HEAD_WORDS - 1 - FIRST_WORD)
 FREE_FIELDS = ("route", "split", "is_grad", "cube_slots", "target_id")
 """Fields that do not depend on the problem; any value of them fits a call."""
@@ -50,31 +48,14 @@ _FREE_MASK = sum(
 )
 PROBLEM_MASK = (1 << 32 * (HEAD_WORDS - FIRST_WORD)) - 1 - _FREE_MASK
 """Bits of words 8..15, taken as one little-endian number, that the problem alone determines."""
-_PROBLEM_SHIFTS = {name: shift for name, shift in _SHIFTS.items() if name not in FREE_FIELDS}
-_BATCH = [*_PROBLEM_SHIFTS].index("b")
+_FLAG_SHIFTS = [bits.shift for bits in IDENTITY if bits.word == 9 and bits.name not in FREE_FIELDS]
+_pack_numbers = Struct("<15q").pack
+# Magic number, flags, the fields of the words behind them, which are whole bytes, and the crc.
+_pack_words = Struct("<II" + "".join("BH"[bits.width > 8] for bits in IDENTITY if bits.word > 9) + "I").pack
 GRAD_BIT = 1 << _SHIFTS["is_grad"]
 
 _EXACT_BELOW = 0x8000
 _UNBOUNDED = 0xFFFF
-
-
-class ProblemIdentity(NamedTuple):
-    """What a problem puts into words 8..15.
-
-    Attributes:
-        bits: The words as one little-endian number, with the free fields zero.
-        numbers: Values before folding, in the order of IDENTITY.
-        crc: The last word.
-    """
-
-    bits: int
-    numbers: tuple[int, ...]
-    crc: int
-
-    @property
-    def values(self) -> dict[str, int]:
-        """Field name -> value before folding."""
-        return dict(zip(_PROBLEM_SHIFTS, self.numbers, strict=True))
 
 
 def fold16(value: int) -> int:
@@ -99,27 +80,38 @@ def unfold16(folded: int) -> int | None:
     return folded if folded < _EXACT_BELOW else None
 
 
-def problem_identity(problem: AttentionProblem) -> ProblemIdentity:
-    """Returns the part of words 8..15 that the problem determines; use the cached `problem.identity`."""
-    lists = (problem.cu_seqlens_q, problem.cu_seqlens_kv, problem.seqused_q, problem.seqused_kv)
-    s1 = 0 if problem.has_lengths_q else problem.s1
-    s2 = 0 if problem.has_lengths_kv else problem.s2
-    layout = LAYOUT_CODES.index(problem.layout)
-    present = [list_ is not None for list_ in lists]
-    sizes = (problem.n1, problem.n2, problem.b, problem.d, problem.dv, s1, s2)
-    windows = (problem.win_left, problem.win_right)
-    crc = crc32(pack_bytes("<15q", layout, problem.mask_mode, *present, *sizes, *windows))
-    for list_ in lists:
+def problem_identity(problem: AttentionProblem) -> int:
+    """Returns words 8..15 as one little-endian number, with what the problem does not determine zero; use the
+    cached `problem.identity`.
+    """
+    numbers = _numbers(problem)
+    crc = crc32(_pack_numbers(*numbers))
+    for list_ in (problem.cu_seqlens_q, problem.cu_seqlens_kv, problem.seqused_q, problem.seqused_kv):
         if list_ is not None:
             crc = crc32(list_.raw, crc)
-    n1, n2, b, d, dv, _, _ = sizes
-    numbers = (
-        FORMAT_VERSION, layout, int(problem.mask_mode), *present, n1, n2, b, d - 1, dv - 1, s1, s2, *windows
+    flags = sum(map(lshift, (FORMAT_VERSION, *numbers[:6]), _FLAG_SHIFTS))
+    n1, n2, b, d, dv, s1, s2, left, right = numbers[6:]
+    n1, n2, s1, s2, left, right = map(fold16, (n1, n2, s1, s2, left, right))
+    words = _pack_words(MAGIC, flags, n1, n2, b, 0, d - 1, dv - 1, 0, s1, s2, left, right, crc)
+    return int.from_bytes(words, "little")
+
+
+_NUMBERED = [bits.name.removesuffix("_minus_1") for bits in IDENTITY if bits.name not in FREE_FIELDS][1:]
+
+
+def _numbers(problem: AttentionProblem) -> tuple[int, ...]:
+    """What the problem has for each field of _NUMBERED, not folded."""
+    cu_q, cu_kv, used_q, used_kv = (
+        problem.cu_seqlens_q, problem.cu_seqlens_kv, problem.seqused_q, problem.seqused_kv
     )  # fmt: skip
-    folded = [value if 0 <= value < _EXACT_BELOW else fold16(value) for value in numbers]
-    folded[_BATCH] = b  # uses all 16 bits, and needs no folding
-    bits = MAGIC << _MAGIC_SHIFT | crc << _CRC_SHIFT | sum(map(lshift, folded, _PROBLEM_SHIFTS.values()))
-    return ProblemIdentity(bits, numbers, crc)
+    return (
+        LAYOUT_CODES.index(problem.layout), problem.mask_mode,
+        cu_q is not None, cu_kv is not None, used_q is not None, used_kv is not None,
+        problem.n1, problem.n2, problem.b, problem.d, problem.dv,
+        0 if cu_q is not None or used_q is not None else problem.s1,
+        0 if cu_kv is not None or used_kv is not None else problem.s2,
+        problem.win_left, problem.win_right,
+    )  # fmt: skip
 
 
 def identity_words(
@@ -127,7 +119,7 @@ def identity_words(
 ) -> Int32Array:
     """Returns the head words 8..15 of a metadata tensor, int32 (8,)."""
     bits = (
-        problem.identity.bits
+        problem.identity
         | int(route) << _SHIFTS["route"]
         | int(split) << _SHIFTS["split"]
         | int(is_grad) << _SHIFTS["is_grad"]
@@ -201,12 +193,12 @@ def _check_head(op: str, head: bytes, length: int, problem: AttentionProblem, ne
     if len(head) < 4 * HEAD_WORDS:
         raise _error(op, f"must have at least {HEAD_WORDS} words", f"{length} words")
     bits = int.from_bytes(head[4 * FIRST_WORD :], "little")
-    if bits & PROBLEM_MASK != problem.identity.bits:
+    if bits & PROBLEM_MASK != problem.identity:
         if field(bits, "dv_minus_1") == problem.d - 1:
             # CANN's signature has no head_dim_v, so its callers make metadata for Dv = D. No range depends on
             # Dv: it fits.
             problem = replace(problem, dv=problem.d)
-        if bits & PROBLEM_MASK != problem.identity.bits:
+        if bits & PROBLEM_MASK != problem.identity:
             _raise_difference(op, bits, problem)
     section_num, _, _, _, aic, aiv = unpack_from("<6i", head)
     if section_num < 1 or aic < 1 or aiv < 1:
@@ -231,29 +223,26 @@ def _raise_difference(op: str, bits: int, problem: AttentionProblem) -> None:
     version = field(bits, "format_version")
     if version != FORMAT_VERSION:
         raise _error(op, f"must have format version {FORMAT_VERSION}", f"version {version}")
-    expected = problem.identity
+    numbers = dict(zip(_NUMBERED, _numbers(problem), strict=True))
     for name, argument in _COMPARED:
-        if field(bits, name) != field(expected.bits, name):
-            wanted = _show(name, argument, expected.values[name])
+        if field(bits, name) != field(problem.identity, name):
+            wanted = _show(name, argument, numbers[name.removesuffix("_minus_1")])
             raise _error(op, f"must be made for {wanted}", _show_folded(name, argument, field(bits, name)))
-    crc = bits >> 32 * (HEAD_WORDS - 1 - FIRST_WORD)
     lists = [
         name
         for name in ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
-        if expected.values[f"has_{name}"]
+        if numbers[f"has_{name}"]
     ]
     raise _error(
         op,
         f"must be made for the same {', '.join(lists) if lists else 'sizes'}",
-        f"fingerprint {crc:#010x}, this call has {expected.crc:#010x}",
+        f"fingerprint {bits >> _CRC_SHIFT:#010x}, this call has {problem.identity >> _CRC_SHIFT:#010x}",
     )
 
 
 def _show(name: str, argument: str, value: int) -> str:
     if name == "layout":
         return f"{argument}={LAYOUT_CODES[value] if value < len(LAYOUT_CODES) else value}"
-    if name.endswith("_minus_1"):
-        return f"{argument}={value + 1}"
     if name.startswith("has_"):
         return f"{argument} {'given' if value else 'not given'}"
     return f"{argument}={value}"
@@ -265,7 +254,7 @@ def _show_folded(name: str, argument: str, folded: int) -> str:
         if value is None:
             return f"another {argument} >= 32768"
         return _show(name, argument, value)
-    return _show(name, argument, folded)
+    return _show(name, argument, folded + name.endswith("_minus_1"))
 
 
 @dataclass(frozen=True)

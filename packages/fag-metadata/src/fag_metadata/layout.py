@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from os import path
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,6 +217,7 @@ def grad_offset(section_num: int, aic: int, aiv: int) -> int:
     return HEAD_WORDS + section_num * (aic + aiv) * ROW_WORDS
 
 
+@lru_cache(maxsize=64)
 def total_words(section_num: int, aic: int, aiv: int, slots: int, is_grad: bool) -> int:
     """Returns the length of the whole tensor: the written words rounded up to 4096, at least 8192."""
     words = grad_offset(section_num, aic, aiv) + (grad_words(slots) if is_grad else 0)
@@ -232,7 +234,7 @@ def get_include() -> str:
     return path.join(path.dirname(path.abspath(__file__)), "include")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ForwardSplit:
     """Who computes which forward blocks, and who merges which partial results.
 
@@ -320,6 +322,9 @@ def new_tensor(section_num: int, aic: int, aiv: int, slots: int) -> tuple[Int32A
     return tensor, fa, fd
 
 
+_put_8 = Struct("8i").pack_into  # takes a fifth of the time of a slice and a tuple
+
+
 def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | None = None) -> Int32Array:
     """Writes the splits as one int32 tensor, padded with zeros; without `identity` words 8..15 are zero as in
     CANN's. Where the forward split lies in a tensor already, that one is completed and returned.
@@ -331,8 +336,9 @@ def pack(forward: ForwardSplit, grad: GradSplit | None, identity: Int32Array | N
         words, fa, fd = new_tensor(forward.section_num, aic, aiv, slots)
         fa[:], fd[:] = forward.fa, forward.fd
     offset = grad_offset(forward.section_num, aic, aiv)
-    words[:8] = (
-        forward.section_num, forward.has_fd, forward.m, forward.k, aic, aiv, 0, 0 if grad is None else offset,
+    _put_8(
+        words.data, 0, forward.section_num, forward.has_fd, forward.m, forward.k, aic, aiv, 0,
+        0 if grad is None else offset,
     )  # fmt: skip
     if identity is not None:
         words[8:HEAD_WORDS] = identity

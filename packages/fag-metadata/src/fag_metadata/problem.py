@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from . import arguments as rules
 from .arguments import batch_of_lists, effective, longest_of, parse_lists, starts, steps
 from .errors import problem_error
-from .identity import ProblemIdentity, problem_identity
+from .identity import problem_identity
 from .ranges import Int64Array
 from .terms import INT32_MAX, Layout, Lengths, MaskMode, TensorSpec
 
@@ -74,16 +75,8 @@ class AttentionProblem:
     max_seqlen_kv: int = -1
 
     @cached_property
-    def _key(self) -> tuple[object, ...]:
-        return (
-            self.layout, self.b, self.n1, self.n2, self.d, self.dv, self.s1, self.s2, self.t1, self.t2,
-            self.mask_mode, self.win_left, self.win_right, self.max_seqlen_q, self.max_seqlen_kv,
-            self.cu_seqlens_q, self.cu_seqlens_kv, self.seqused_q, self.seqused_kv,
-        )  # fmt: skip
-
-    @cached_property
     def _hash(self) -> int:
-        return hash(self._key)
+        return hash(_values(self))
 
     def __hash__(self) -> int:
         return self._hash
@@ -91,7 +84,9 @@ class AttentionProblem:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, AttentionProblem) and self._hash == other._hash and self._key == other._key
+        if not isinstance(other, AttentionProblem) or self._hash != other._hash:
+            return False
+        return bool(_values(self) == _values(other))
 
     @property
     def g(self) -> int:
@@ -151,8 +146,8 @@ class AttentionProblem:
         return bool((self.lengths_q == 0).any() or (self.lengths_kv == 0).any())
 
     @cached_property
-    def identity(self) -> ProblemIdentity:
-        """The part of the metadata head that belongs to this problem."""
+    def identity(self) -> int:
+        """Head words 8..15 as one little-endian number, with what the problem does not determine zero."""
         return problem_identity(self)
 
     @property
@@ -255,7 +250,14 @@ class AttentionProblem:
             slot = longest if s_given == -1 or layout is Layout.TND else s_given
             sides.append((slot, b * slot if cu is None else int(cu.values[-1]), s_given))
         (s1, t1, max_q), (s2, t2, max_kv) = sides
-        return cls(layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, max_q, max_kv)
+        return cls._of(layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, max_q, max_kv)
+
+    @classmethod
+    def _of(cls, *values: object) -> AttentionProblem:
+        """The same as calling the class, which assigns field by field and takes twice the time."""
+        problem = cls.__new__(cls)
+        vars(problem).update(zip(_FIELDS, values, strict=True))
+        return problem
 
     @classmethod
     def from_tensors(
@@ -371,9 +373,13 @@ class AttentionProblem:
         if sinks is not None:
             rules.check_dtype(op, "sinks", sinks, "float32")
             rules.check_shape(op, "sinks", sinks, (n1,), "(N1,)")
-        return cls(
+        return cls._of(
             layout, b, n1, n2, d, dv, s1, s2, t1, t2, mode, left, right, *lists, bounds[0][0], bounds[1][0]
         )
+
+
+_FIELDS = tuple(field.name for field in fields(AttentionProblem))
+_values = attrgetter(*_FIELDS)
 
 
 def _axes(layout: Layout, spec: TensorSpec) -> tuple[int, int, int, int]:

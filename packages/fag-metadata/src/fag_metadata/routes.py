@@ -149,8 +149,11 @@ ROUTES: tuple[RouteRow, ...] = (
 )
 
 
+_CONDITIONS = {row.name: row.can + row.want for row in ROUTES}
+
+
 def _failing(row: RouteRow, problem: AttentionProblem, target: Target, split: Split) -> Condition | None:
-    for condition in row.can + row.want:
+    for condition in _CONDITIONS[row.name]:
         if not condition.test(problem, target, split):
             return condition
     return None
@@ -187,7 +190,8 @@ def select_route(problem: AttentionProblem, target: Target, split: Split | None 
     """
     if split is None:
         split = Split[target.default_split.upper()]
-    route = next(
-        row.route for row in ROUTES if row.route is not None and _failing(row, problem, target, split) is None
-    )
-    return RouteChoice(route, problem, target, split)
+    for row in ROUTES:
+        if row.route is not None and _failing(row, problem, target, split) is None:
+            break
+    assert row.route is not None  # the last row takes every problem
+    return RouteChoice(row.route, problem, target, split)
