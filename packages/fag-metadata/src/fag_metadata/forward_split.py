@@ -61,9 +61,9 @@ def cann_block_size(problem: AttentionProblem, ratio: int) -> BlockSize:
     q, kv = INT32_MAX if q == -1 else q, INT32_MAX if kv == -1 else kv
     left = _OPEN_WINDOW if problem.win_left == -1 else problem.win_left
     right = _OPEN_WINDOW if problem.win_right == -1 else problem.win_right
-    if problem.mask_mode == MaskMode.NO_MASK:
+    if problem.mask_mode is MaskMode.NO_MASK:
         left = 0
-    elif problem.mask_mode == MaskMode.SLIDING_WINDOW:
+    elif problem.mask_mode is MaskMode.SLIDING_WINDOW:
         right = 0
     is_wide = problem.dv <= 128 and q <= 64 and kv > 128 and left + right > 128
     if is_wide or (problem.dv == 256 and problem.g * q < 64):
@@ -151,10 +151,10 @@ def _cut_one_section(blocks: ForwardBlocks, num_heads: int, num_cores: int) -> C
     cuts, stuck, is_heavy = _cut_rows(blocks, 0, 0, total, used, _heaviest(total, used))
     stays = None
     if is_heavy:
-        left = _left_with_merging(total, used)
-        done = total - left[1:]
+        before = _done_with_merging(total, used)
+        done = before[1:]
         if blocks.has_empty_first_rows:
-            stays = _stays_with_merging(left, used)
+            stays = _stays_with_merging(total - before, used)
     else:
         done = np.array(cuts)
         if stuck:
@@ -192,9 +192,10 @@ def cut_sections(blocks: ForwardBlocks, ends: list[int], num_cores: int) -> Cuts
         # A slice is indexed in half the time.
         merged: Any = slice(None) if is_heavy.all() else is_heavy.nonzero()[0]
         cores: IntLike = num_cores if is_busy else used[merged, None]
-        left = _left_with_merging(total[merged, None], cores)
-        done[merged] = stop[merged, None] - left[:, 1:]
-        stays[merged] = _stays_with_merging(left, cores) if blocks.has_empty_first_rows else False
+        size = total[merged, None]
+        before = _done_with_merging(size, cores)
+        done[merged] = (stop[merged, None] - size) + before[:, 1:]
+        stays[merged] = _stays_with_merging(size - before, cores) if blocks.has_empty_first_rows else False
     count = 1 + np.count_nonzero(done < stop[:, None], axis=1)
     if int(count.min()) == num_cores:
         return Cuts(section_ends, count, done.ravel(), stays.ravel())
@@ -207,32 +208,32 @@ def _heaviest(total: IntLike, used: IntLike) -> Any:
     return -(-total // used) + _MIN_MERGE_GAIN_BLOCKS
 
 
-def _left_with_merging(total: IntLike, used: IntLike) -> Int64Array:
-    """Blocks that are left before every core when rows may be cut between blocks (step F7 with merging).
+def _done_with_merging(total: IntLike, used: IntLike) -> Int64Array:
+    """Blocks done before every core, and behind the last, when rows may be cut between blocks (step F7 with
+    merging).
 
     A core takes floor(left / cores + 1/3) blocks, so the worst one gets the mean rounded up. With total =
-    quotient * used + rest that leaves, for m cores to come, quotient * m + min(rest, max(rest - (used - m),
-    (2 * m + 1) // 3)) blocks: no loop.
+    quotient * used + rest the first i cores have done quotient * i + min(i, max(0, rest - (2 * m + 1) // 3))
+    blocks, where m = used - i: no loop.
     """
     quotient = total // used
-    rest = total - quotient * used
-    to_come, less_used, third = (
-        _to_come(used) if isinstance(used, int) else _count_down(used, int(used.max()))
-    )
-    left: Int64Array = quotient * to_come
-    left += np.minimum(rest, np.maximum(less_used + rest, third))
-    return left
+    cores, third = _cores_before(used) if isinstance(used, int) else _count_cores(used, int(used.max()))
+    more = (total - quotient * used) - third
+    np.maximum(more, 0, out=more)
+    np.minimum(more, cores, out=more)
+    more += quotient * cores
+    return more
 
 
 @lru_cache(maxsize=16)
-def _to_come(used: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    return _count_down(used, used)
+def _cores_before(used: int) -> tuple[Int64Array, Int64Array]:
+    return _count_cores(used, used)
 
 
-def _count_down(used: IntLike, most: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The cores m to come, m - used and (2 * m + 1) // 3, before each of `most` cores and behind them."""
-    to_come = used - np.arange(most + 1)
-    return to_come, to_come - used, (2 * to_come + 1) // 3
+def _count_cores(used: IntLike, most: int) -> tuple[Int64Array, Int64Array]:
+    """The cores i before each of `most` cores, and behind them; (2 * m + 1) // 3 of the m = used - i left."""
+    cores = np.minimum(np.arange(most + 1), used)
+    return cores, (2 * (used - cores) + 1) // 3
 
 
 def _stays_with_merging(left: Int64Array, used: IntLike) -> BoolArray:

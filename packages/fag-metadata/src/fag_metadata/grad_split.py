@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .arguments import check_int32_count
-from .layout import TILE, GradSplit, LayoutWord, cube_slots, grad_slices
+from .layout import TILE, GradSplit, LayoutWord, cube_slots, grad_slices, put_8_words
 from .problem import AttentionProblem
 from .ranges import Int64Array, IntLike, ramp, running_sums
 from .routes import BN2_MAX_HEAD_DIM, MULTI_BLOCK_MAX, SINGLE_TILE_MAX
@@ -157,10 +157,9 @@ def make_grad_split(
         check_int32_count(_OP, "the number of dK/dV rows", rows[1], B=b, S2=counts.s2, N2=problem.n2)
     split = GradSplit(cube_slots(target.cube_cores))
     words, where = split.words, grad_slices(split.slots)
-    start, end, batch = (where[name].start for name in ("start", "end", "batch"))
-    words[start : start + used], words[end : end + used] = ranges.start, ranges.end
+    words[where["start"]][:used], words[where["end"]][:used] = ranges.start, ranges.end
     if problem.is_variable:
-        words[batch : batch + used] = ranges.batch
+        words[where["batch"]][:used] = ranges.batch
     vectors = min(2 * used, 2 * split.slots)
     if vectors:
         pieces = words[where["dq_start"].start : where["dkv_end"].stop].reshape(2, 2, -1)
@@ -170,12 +169,11 @@ def make_grad_split(
     is_tnd = problem.layout is Layout.TND and problem.is_variable
     mode, layout = problem.mask_mode, LayoutWord.TND if is_tnd else _UNIFORM_WORDS[problem.layout]
     # The single words, in the order of GRAD: those before the ranges, and those behind them.
-    words[: where["start"].start] = (
-        axis, used, min(ranges.tiles_per_core, INT32_MAX), counts.o1, counts.o2, layout, is_sparse, mode,
-    )  # fmt: skip
-    words[where["mask_mode"].start : where["dq_start"].start] = (
-        mode, problem.win_left, problem.win_right, counts.s1, counts.s2, vectors, *rows,
-    )  # fmt: skip
+    data, behind = words.data, words.itemsize * where["mask_mode"].start
+    per_core = min(ranges.tiles_per_core, INT32_MAX)
+    put_8_words(data, 0, axis, used, per_core, counts.o1, counts.o2, layout, is_sparse, mode)
+    windows = problem.win_left, problem.win_right
+    put_8_words(data, behind, mode, *windows, counts.s1, counts.s2, vectors, *rows)
     return split
 
 
