@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from console import Failure, run_logged, say
+import debian
+from console import Failure, run_logged
 from environments import CACHE, PINS
 
 FOLDER = CACHE / "aarch64"
@@ -42,17 +42,6 @@ TORCH_PACKAGES = (
     "typing-extensions",
 )  # fmt: skip
 PLATFORMS = ("linux", "manylinux2014", "manylinux_2_17", "manylinux_2_27", "manylinux_2_28")
-
-APT = """
-Dir::State "{folder}/state";
-Dir::State::status "{folder}/status";
-Dir::Cache "{folder}/cache";
-APT::Architecture "arm64";
-APT::Architectures {{ "arm64"; }};
-APT::Install-Recommends "false";
-APT::Sandbox::User "";
-Acquire::Languages "none";
-"""
 
 # -L: where the loader finds libraries; -0: what Python takes for its path, from which it finds its modules.
 EMULATED_PYTHON = """#!/bin/sh
@@ -88,34 +77,17 @@ def make_system() -> None:
         return
     shutil.rmtree(FOLDER, ignore_errors=True)
     SYSTEM.mkdir(parents=True)
-    _unpack_debian_packages()
+    remedy = (
+        f"The machine's apt sources must be Debian's, of a release that has Python 3.{MINOR} for arm64 "
+        "(Debian 12: 3.11); call the environment with that Python."
+    )
+    debian.unpack(DEBIAN_PACKAGES, "arm64", SYSTEM, LOG, remedy)
     script = EMULATED_PYTHON.format(qemu=shutil.which("qemu-aarch64-static"), root=SYSTEM, minor=MINOR)
     PYTHON.write_text(script)
     PYTHON.chmod(0o755)
     pip_install("the test packages for aarch64", [*TEST_PACKAGES], ["--constraint", str(PINS)])
     pip_install("PyTorch for aarch64", [*TORCH_PACKAGES], ["--no-deps"])
     stamp.write_text(wanted)
-
-
-def _unpack_debian_packages() -> None:
-    apt = FOLDER / "apt"
-    for folder in ("state/lists/partial", "cache/archives/partial"):
-        (apt / folder).mkdir(parents=True)
-    (apt / "status").touch()
-    (apt / "apt.conf").write_text(APT.format(folder=apt))
-    env = {**os.environ, "APT_CONFIG": str(apt / "apt.conf")}
-    remedy = (
-        f"The machine's apt sources must be Debian's, of a release that has Python 3.{MINOR} for arm64 "
-        "(Debian 12: 3.11); call the environment with that Python."
-    )
-    run_logged("reading Debian's lists for arm64", ["apt-get", "update", "--quiet"], LOG, env, remedy)
-    fetch = ["apt-get", "install", "--download-only", "--yes", "--quiet", *DEBIAN_PACKAGES]
-    run_logged(f"fetching Python 3.{MINOR} for arm64", fetch, LOG, env, remedy)
-    archives = sorted((apt / "cache" / "archives").glob("*.deb"))
-    for archive in archives:
-        subprocess.run(["dpkg-deb", "--extract", str(archive), str(SYSTEM)], check=True)
-    say(f"unpacked {len(archives)} packages into {SYSTEM}")
-    shutil.rmtree(apt)
 
 
 def pip_install(what: str, packages: Sequence[str], options: Sequence[str] = ()) -> None:
