@@ -128,6 +128,19 @@ def test_group_sums_accumulate_in_float32(level):
     np.testing.assert_array_equal(long.backward(*long.forward())[2].astype(np.float32), 4096.0)
 
 
+def test_what_rounding_takes_from_the_sum_of_ds_is_given_back(level):
+    """Uniform P and a gradient through lse alone: all dS of a row are dlse / n and round alike.
+
+    dq would be off by as much; with the mean of the keys it is given, it has no error but its own rounding.
+    """
+    case = Case(n1=1, n2=1, d=40, s1=150, s2=150, mask_mode=CAUSAL, has_dlse=True)
+    case.q[...], case.dout[...] = 0, 0
+    exact = case.reference_backward(*case.forward())[0]
+    dq = case.backward(*case.forward())[0].astype(np.float64)
+    rounding = np.abs(exact.astype(DTYPES["bfloat16"]).astype(np.float64) - exact)
+    assert np.all(np.abs(dq - exact) <= rounding + 1e-5 * np.abs(exact).max(axis=-1, keepdims=True))
+
+
 def test_bfloat16_error_is_that_of_rounding(level):
     """At most 1.6 times the error of rounding the exact gradient: only P and dS are rounded besides."""
     case = Case(n1=2, n2=2, d=128, s1=256, s2=256)

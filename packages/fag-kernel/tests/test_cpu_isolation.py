@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fag_kernel import abi
+
 SOURCES = Path(__file__).parent.parent / "csrc" / "cpu"
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -40,6 +42,15 @@ def test_a_level_defines_nothing_outside_its_namespace(level, optimisation, tmp_
     names = [line.split(" ", 2)[1:] for line in listing.stdout.splitlines()]
     shared = [name for kind, name in names if kind in "TDBRWVu" and f"fag::cpu::{level}::" not in name]
     assert shared == [f"fag::cpu::isa_{level}"]
+
+
+@pytest.mark.skipif(FLAGS is not X86, reason="an emulator's /proc/cpuinfo is that of the machine below it")
+def test_no_level_is_offered_that_the_cpu_lacks():
+    """Also: what is installed is not the build that emulates AVX-512 for tests."""
+    features = set(Path("/proc/cpuinfo").read_text().split())
+    for level in abi.cpu_levels():
+        needed = {flag.removeprefix("-m").replace("avx512bf16", "avx512_bf16") for flag in X86[level]}
+        assert needed <= features, level
 
 
 OUT_OF_MEMORY_SCRIPT = """

@@ -116,6 +116,44 @@ def test_bad_values_in_a_window(dtype):
             assert_same_bits([a[:, keep]], [b[:, keep]])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_lse_that_is_no_number_shows(dtype):
+    """exp(NaN) is NaN, not the 1 or the 0 that exponents are clamped to; other rows keep their bits."""
+    case = Case("BSND", dtype, n1=1, n2=1, d=40, s1=33, s2=33, mask_mode=CAUSAL)
+    out, lse = case.forward()
+    dq, _, dv, _ = case.backward(out, lse)
+    lse[0, 0, 20] = np.nan
+    got_dq, _, got_dv, _ = case.backward(out, lse)
+    assert np.isnan(got_dq[0, 20].astype(np.float32)).all()
+    assert np.isnan(got_dv[0, :21].astype(np.float32)).all()
+    others = np.arange(33) != 20
+    assert_same_bits([got_dq[:, others], got_dv[:, 21:]], [dq[:, others], dv[:, 21:]])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_score_beyond_float32_is_not_a_probability(dtype):
+    """inf - inf in the forward of the one row that has such a score."""
+    case = Case("BSND", dtype, n1=1, n2=1, d=40, s1=33, s2=33, mask_mode=CAUSAL)
+    expected = case.forward()[0]
+    case.q[0, 20, 0, 0] = 1e30
+    case.k[0, 20, 0, 0] = 1e30
+    out, _ = case.forward()
+    assert np.isnan(out[0, 20].astype(np.float32)).all()
+    assert_same_bits([out[:, :20]], [expected[:, :20]])
+
+
+@pytest.mark.parametrize("word", [0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_of_all_ones_is_not_rounded_away(dtype, word):
+    """Memory full of ones: adding half of the last place of a bfloat16 to it would give zero."""
+    case = Case("BSND", dtype, n1=1, n2=1, d=40, s1=33, s2=33, mask_mode=CAUSAL, has_dlse=True)
+    case.dlse.view(np.uint32)[0, 0, 20] = word
+    dq, *_ = case.backward(*case.forward())
+    is_nan = np.isnan(dq.astype(np.float32))
+    assert is_nan[0, 20].all()
+    assert is_nan.sum() == 40
+
+
 @pytest.mark.parametrize("layout", ["BNSD", "TND"])
 @pytest.mark.parametrize(("s1", "s2"), [(64, 64), (192, 192), (704, 704), (1, 128), (128, 1), (33, 97)])
 @pytest.mark.parametrize("mask_mode", [0, CAUSAL])
