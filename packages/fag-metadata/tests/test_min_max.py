@@ -63,10 +63,12 @@ def test_equal_rows_are_cut_as_well_as_all_of_them_listed(items: list[int], rows
     sums = np.cumsum([0, *items]).tolist()
     found = cut_equal_rows(sums, rows, parts)
     listed = np.cumsum([0, *items * rows])
-    cuts = np.append(found.begin, len(items) * rows)
+    assert rows % found.rows == 0
+    begin = np.arange(0, rows, found.rows)[:, None] * len(items) + found.begin
+    cuts = np.append(begin, len(items) * rows)
     assert len(cuts) <= parts + 1
     assert cuts[0] == 0
-    assert (np.diff(cuts) >= 0).all()
+    assert (np.diff(cuts) > 0).all()
     assert heaviest(listed, cuts) == found.heaviest == brute_force(items * rows, parts)
     assert can_cut_equal_rows(sums, rows, parts, found.heaviest)
     assert not can_cut_equal_rows(sums, rows, parts, found.heaviest - 1)

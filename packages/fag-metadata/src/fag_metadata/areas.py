@@ -74,33 +74,12 @@ class ForwardAreas:
         return int(self.area_before[-1])
 
     def _rows_before(
-        self, entries: Int64Array | slice | int, rows: Int64Array, key_start: IntLike, key_stop: IntLike
+        self, entries: Int64Array | slice, rows: Int64Array, key_start: IntLike, key_stop: IntLike
     ) -> Int64Array:
         """Visible pairs of the merged rows before `rows` (of one head) with keys [key_start, key_stop)."""
         blocks = self.blocks
-        if blocks.mask_mode is MaskMode.NO_MASK:
-            result: Int64Array = rows * (key_stop - key_start)
-            return result
-        first: IntLike = blocks.first_diagonal[entries]
-        last: IntLike = blocks.last_diagonal[entries]
-        if isinstance(entries, int):
-            first, last = int(first), int(last)
-
-        def area(start: IntLike, stop: IntLike) -> Int64Array:
-            return masked_area(blocks.mask_mode, first, last, start, stop, key_start, key_stop)
-
-        if blocks.g == 1:
-            return area(0, rows)
-        if blocks.is_bnsd:
-            s1 = np.maximum(blocks.lengths_q[entries], 1)
-            heads: Int64Array = rows // s1
-            return heads * area(0, s1) + area(0, rows - heads * s1)
-        queries = rows // blocks.g
-        return blocks.g * area(0, queries) + (rows - queries * blocks.g) * area(queries, queries + 1)
-
-    def before_rows(self, rows: Int64Array) -> Int64Array:
-        """Visible pairs of the merged rows before `rows`, of a head of the first entry."""
-        return self._rows_before(0, rows, 0, int(self.blocks.lengths_kv[0]))
+        diagonals = blocks.first_diagonal[entries], blocks.last_diagonal[entries]
+        return _area_before(blocks, rows, key_start, key_stop, *diagonals, blocks.lengths_q[entries])
 
     def before(self, heads: Int64Array, rows: Int64Array, keys: Int64Array) -> Int64Array:
         """Visible pairs in front of places (head, row block, key block), head <= num_heads."""
@@ -206,6 +185,37 @@ class ForwardAreas:
         done += is_next * pieces.width[place]
         area = wanted - rest + is_next * pieces.area[place]
         return AreaCuts(np.append(done, blocks.num_blocks), np.append(area, self.total))
+
+
+def area_of_rows(blocks: ForwardBlocks, rows: Int64Array) -> Int64Array:
+    """Visible pairs of the merged rows before `rows`, of a head where all are equal."""
+    assert blocks.equal_lengths is not None
+    s1, s2 = blocks.equal_lengths
+    return _area_before(blocks, rows, 0, s2, *band(blocks.mask_mode, *blocks.windows, s1, s2), s1)
+
+
+def _area_before(
+    blocks: ForwardBlocks,
+    rows: Int64Array,
+    key_start: IntLike,
+    key_stop: IntLike,
+    first: IntLike,
+    last: IntLike,
+    s1: IntLike,
+) -> Int64Array:
+    """The same with keys [key_start, key_stop) of heads of s1 queries with these diagonals."""
+
+    def area(start: IntLike, stop: IntLike) -> Int64Array:
+        return masked_area(blocks.mask_mode, first, last, start, stop, key_start, key_stop)
+
+    if blocks.g == 1 or blocks.mask_mode is MaskMode.NO_MASK:
+        return area(0, rows)
+    if blocks.is_bnsd:
+        s1 = np.maximum(s1, 1)
+        heads: Int64Array = rows // s1
+        return heads * area(0, s1) + area(0, rows - heads * s1)
+    queries = rows // blocks.g
+    return blocks.g * area(0, queries) + (rows - queries * blocks.g) * area(queries, queries + 1)
 
 
 class VisibleTiles(NamedTuple):

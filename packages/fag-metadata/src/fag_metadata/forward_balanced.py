@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .areas import AreaCuts, ForwardAreas
+from .areas import AreaCuts, ForwardAreas, area_of_rows
 from .forward_blocks import BlockSize, ForwardBlocks
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
-from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ForwardSplit, cube_slots, new_tensor
+from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ROW_WORDS, ForwardSplit, cube_slots, new_tensor
 from .min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
 from .ranges import Int64Array
@@ -128,11 +128,15 @@ def _split_equal_heads(
     problem: AttentionProblem, tallest: ForwardBlocks, target: Target
 ) -> ForwardSplit | None:
     """The same where one head stands for all. None if row blocks must be cut, or if heads are very long."""
+    assert tallest.equal_lengths is not None
+    s1, s2 = tallest.equal_lengths
     heads, cores = tallest.num_heads, target.cube_cores
-    rows, lowest = int(tallest.lengths_q[0]) * tallest.g, _CPU_BLOCK_ROWS[-1]
+    rows, lowest = s1 * tallest.g, _CPU_BLOCK_ROWS[-1]
     if heads * (rows // lowest + 1) > _MOST_EQUAL_ROWS:
         return None
-    area = ForwardAreas(tallest).before_rows(np.minimum(np.arange(0, rows + lowest, lowest), rows)).tolist()
+    places = np.arange(0, rows + lowest, lowest)
+    places[-1] = rows
+    area = area_of_rows(tallest, places).tolist()
     if not area[-1] * heads:
         return _pack(tallest, np.zeros(1, np.int64), target)
     sums = {height: [*area[: -1 : height // lowest], area[-1]] for height in _CPU_BLOCK_ROWS}
@@ -145,34 +149,31 @@ def _split_equal_heads(
     height = tallest_within(good_enough)
     cut = cut_equal_rows(sums[height], heads, cores)
     if cut.heaviest > good_enough:
-        if int(tallest.lengths_kv[0]) > FWD_UNIT_KEYS:
+        if s2 > FWD_UNIT_KEYS:
             return None
         height = tallest_within(cut.heaviest)
         cut = cut if height == lowest else cut_equal_rows(sums[height], heads, cores)
     size = BlockSize(height, FWD_STEP_KEYS)
-    if _all_rows_see_key_0(tallest):
-        return _pack_rows(size, heads, cut.begin, len(sums[height]) - 1, target)
+    begin = np.array(cut.begin)
+    head = begin // (len(sums[height]) - 1)
+    row = begin - head * (len(sums[height]) - 1)
+    head = np.arange(0, heads, cut.rows)[:, None] + head
+    if problem.mask_mode is MaskMode.NO_MASK or (problem.mask_mode is MaskMode.CAUSAL and s1 <= s2):
+        return _pack_rows(size, heads, head, row, target)
     blocks = ForwardBlocks(problem, size)
-    head, row = np.divmod(cut.begin, len(sums[height]) - 1)
-    return _pack(blocks, head * blocks.head_blocks[0] + blocks.all_rows().before[row], target)
+    return _pack(blocks, (head * blocks.head_blocks[0] + blocks.all_rows().before[row]).ravel(), target)
 
 
-def _all_rows_see_key_0(blocks: ForwardBlocks) -> bool:
-    """Whether no row of equal heads, which see something, is without it; False is always allowed."""
-    if blocks.mask_mode is MaskMode.CAUSAL:
-        return int(blocks.lengths_q[0]) <= int(blocks.lengths_kv[0])
-    return blocks.mask_mode is MaskMode.NO_MASK
-
-
-def _pack_rows(size: BlockSize, heads: int, begin: Int64Array, rows: int, target: Target) -> ForwardSplit:
-    """`_pack` of ranges of row blocks of equal heads, `rows` each, where every row sees key 0."""
-    inner = begin[1:]
-    inner = inner[(inner > begin[:-1]) & (inner < heads * rows)]
+def _pack_rows(
+    size: BlockSize, heads: int, head: Int64Array, row: Int64Array, target: Target
+) -> ForwardSplit:
+    """`_pack` of ranges from these heads (periods, n) and row blocks (n,) on, if every row sees key 0."""
     tensor, fa, fd = new_tensor(1, target.cube_cores, target.vector_cores, cube_slots(target.cube_cores))
-    ranges, used = fa[0], len(inner)
-    ranges[:used, 3], ranges[:used, 4] = np.divmod(inner, rows)
-    ranges[1 : used + 1, 0:2] = ranges[:used, 3:5]
-    ranges[used, 3] = heads
+    ranges = fa[0, : head.size]
+    begin = ranges.reshape(*head.shape, ROW_WORDS)
+    begin[..., 0], begin[..., 1] = head, row
+    ranges[:-1, 3:5] = ranges[1:, 0:2]
+    ranges[-1, 3] = heads
     return ForwardSplit(1, False, size.rows, size.keys, fa, fd, tensor)
 
 

@@ -63,16 +63,15 @@ def split_grad_balanced(problem: AttentionProblem, target: Target) -> GradSplit:
             cuts = np.arange(cores + 1) * grid.heads // cores * (grid.rows * grid.cols)
         else:
             cuts = _tile_cuts(problem, grid, target)
-    is_used = cuts[1:] > cuts[:-1]
-    start, end = cuts[:-1][is_used], cuts[1:][is_used]
-    used = len(end)
+        cuts = cuts[np.diff(cuts, prepend=-1) > 0]
+    used = len(cuts) - 1
     ranges = NO_RANGES
     if used:
-        entry = start
+        entry = start = cuts[:-1]
         if problem.is_variable:
             entry = grid.tile_start.searchsorted(start, side="right") - 1
             entry[0] = 0
-        ranges = CoreRanges(used, -(-int(end[-1]) // used), start, end, entry)
+        ranges = CoreRanges(used, -(-int(cuts[-1]) // used), start, cuts[1:], entry)
     counts = count_tiles(len_q, len_kv)
     is_sparse = band_tokens(problem, counts).is_sparse
     rows = (problem.t1 * problem.n1, problem.t2 * problem.n2)
@@ -165,8 +164,8 @@ def _tiles_before_units(unit: Int64Array, rows: int, cols: int) -> Int64Array:
 
 
 def _equal_cuts(problem: AttentionProblem, cores: int) -> Int64Array:
-    """Returns tile numbers at which ranges begin, and the total, for equal heads: all kv heads whole, or all
-    query heads in the same number of parts.
+    """Returns tile numbers at which ranges begin, and the total, all different, for equal heads: all kv heads
+    whole, or all query heads in the same number of parts.
 
     A mixture cannot be better: with fewer kv heads than cores the heaviest range is a whole kv head as long
     as one is left whole, and with more kv heads no core is left to cut one.
@@ -174,7 +173,8 @@ def _equal_cuts(problem: AttentionProblem, cores: int) -> Int64Array:
     s1, s2, g = problem.s1, problem.s2, problem.g
     heads, rows, cols = problem.b * problem.n1, -(-s1 // TILE), -(-s2 // TILE)
     mode = problem.mask_mode
-    key = np.minimum(np.arange(0, s2 + BWD_UNIT_KEYS, BWD_UNIT_KEYS), s2)
+    key = np.arange(0, s2 + BWD_UNIT_KEYS, BWD_UNIT_KEYS)
+    key[-1] = s2
     first, last = band(mode, problem.win_left, problem.win_right, s1, s2)
     sums: list[int] = masked_area(mode, first, last, 0, s1, 0, key).tolist()
     if not sums[-1] * heads:
@@ -183,9 +183,9 @@ def _equal_cuts(problem: AttentionProblem, cores: int) -> Int64Array:
     if parts:
         found = cut_equal_rows(sums, 1, parts)
         if found.heaviest < -(-kv_heads // cores) * g * sums[-1]:
-            starts = np.arange(0, heads * rows * cols, rows * cols)[:, None]
-            starts = starts + _tiles_before_units(found.begin, rows, cols)
-            return np.append(starts.ravel(), heads * rows * cols)
+            inner = [unit * _UNIT_COLS * rows for unit in found.begin]
+            head_starts = range(0, heads * rows * cols, rows * cols)
+            return np.array([*(start + tile for start in head_starts for tile in inner), head_starts.stop])
     ranges = min(cores, kv_heads)
     shares: Int64Array = np.arange(ranges + 1) * kv_heads // ranges
     return shares * (g * rows * cols)

@@ -40,12 +40,12 @@ def min_max_cuts(sums: Int64Array, parts: int) -> Int64Array:
 
 
 class EqualRowsCuts(NamedTuple):
-    """Where the parts of equal rows begin, in items of all rows (parts,), ascending; and the heaviest part.
-
-    An empty part begins where the next one does, the last behind all items.
+    """Where the parts of the first `rows` rows begin, in items, ascending and all different; those behind are
+    cut alike, `rows` at a time. And the heaviest part.
     """
 
-    begin: Int64Array
+    begin: list[int]
+    rows: int
     heaviest: int
 
 
@@ -60,23 +60,21 @@ def cut_equal_rows(sums: Sequence[int], rows: int, parts: int) -> EqualRowsCuts:
     periods = gcd(rows, parts)
     widest = max(map(sub, sums[1:], sums))
     mean = -(-total * rows // parts)
-    cuts, heaviest = _cut_rows(sums, rows // periods, parts // periods, widest)
-    if periods > 1 and heaviest > max(mean, widest) and _can_cut_rows(sums, rows, parts, heaviest - 1):
-        periods = 1
-        cuts, heaviest = _cut_rows(sums, rows, parts, widest)
-    begin = np.array(cuts, np.int64)
-    if periods > 1:
-        begin = (np.arange(0, rows * items, rows // periods * items)[:, None] + begin).ravel()
-    return EqualRowsCuts(begin, heaviest)
+    cuts = _cut_rows(sums, rows // periods, parts // periods, widest)
+    may_improve = periods > 1 and cuts.heaviest > max(mean, widest)
+    if may_improve and _can_cut_rows(sums, rows, parts, cuts.heaviest - 1):
+        return _cut_rows(sums, rows, parts, widest)
+    return cuts
 
 
-def _cut_rows(sums: Sequence[int], rows: int, parts: int, widest: int) -> tuple[list[int], int]:
+def _cut_rows(sums: Sequence[int], rows: int, parts: int, widest: int) -> EqualRowsCuts:
     total = sums[-1]
     if rows > 1:
         sums = [row * total + each for row in range(rows) for each in sums[:-1]] + [rows * total]
     lower = max(-(-rows * total // parts), widest)
     heaviest = _lightest(sums, parts, lower, lower + widest)
-    return _spread(sums, parts, heaviest)[:-1], heaviest
+    begin = [*dict.fromkeys(_spread(sums, parts, heaviest))]
+    return EqualRowsCuts(begin[:-1], rows, heaviest)
 
 
 def can_cut_equal_rows(sums: Sequence[int], rows: int, parts: int, limit: int) -> bool:
@@ -88,12 +86,18 @@ def _can_cut_rows(sums: Sequence[int], rows: int, parts: int, limit: int) -> boo
     """Whether equal rows can be cut so that the heaviest part is within a limit, at least any item."""
     total, before = sums[-1], 0  # in front of the next part in its row
     room = limit * parts - total * rows
-    for _ in range(parts - 1):
-        if room < 0:
-            return False
+    left = parts - 1
+    seen: dict[int, tuple[int, int]] = {}
+    while left and room >= 0:
         inside = (before + limit) % total
         before = sums[bisect_right(sums, inside) - 1]
         room -= inside - before
+        left -= 1
+        if before in seen:  # from here on parts repeat: soon, since there are few places in a row
+            left_then, room_then = seen[before]
+            repeats, left = divmod(left, left_then - left)
+            room -= repeats * (room_then - room)
+        seen[before] = left, room
     return room >= 0
 
 

@@ -89,7 +89,8 @@ def pairs_up_to(
 
     Of the broadcast shape, an int of ints; exact for positions and diagonals within +-2**31.
     """
-    behind, before = row_stop + diagonal - key_start, row_start + diagonal - key_start
+    shift = diagonal - key_start
+    behind, before = row_stop + shift, row_start + shift
     width = key_stop - key_start
     pairs: Int64Array = ramp(behind) - ramp(behind - width)
     if not isinstance(before, int) or before > 0:  # else no row before row_start sees a key from key_start on
@@ -101,10 +102,11 @@ def ramp(n: IntLike) -> Any:
     """0 + 1 + ... + n, and 0 for a negative n."""
     if isinstance(n, int):
         return n * (n + 1) // 2 if n > 0 else 0
-    sums = np.maximum(n, 0).view(np.uint64)  # n * (n + 1) may reach 2**64
-    sums *= sums + np.uint64(1)
-    sums >>= np.uint64(1)
-    return sums.view(np.int64)
+    n = np.maximum(n, 0)
+    half = n + 1
+    half >>= 1  # of n and n + 1 the even one is halved, so that nothing overflows; n | 1 is the odd one
+    half *= n | 1
+    return half
 
 
 def visible_area(
