@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fag_metadata.min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
+from fag_metadata.ranges import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 
 weights = st.lists(st.one_of(st.integers(1, 9), st.just(100)), min_size=1, max_size=14)
 

@@ -1,7 +1,6 @@
 """Task split of flash attention and its gradient: who computes which tiles, as an int32 tensor.
 
-`flash_attn_metadata` makes it; `unpack`, `check` and `balance` say what is in it, whether it is right, and
-how even it is.
+`flash_attn_metadata` makes it; `unpack`, `check` and `balance` say what is in it, if it is right, how even.
 """
 
 from typing import TYPE_CHECKING, Any

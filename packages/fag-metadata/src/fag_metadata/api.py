@@ -1,7 +1,6 @@
 """flash_attn_metadata and metadata_for: from a problem to the int32 tensor, cached.
 
-Orchestration only: problem -> route and splits -> pack. Results are cached by problem, so that the operators
-may ask for the metadata of every call.
+Orchestration only: problem -> route and splits -> pack.
 """
 
 from __future__ import annotations
@@ -143,12 +142,6 @@ def metadata_for(
 
     Raises:
         InvalidProblemError: If the target or split is unknown, or a number does not fit into int32.
-
-    Example:
-        >>> sizes = dict(batch_size=1, max_seqlen_q=9, max_seqlen_kv=9)
-        >>> problem = AttentionProblem.from_metadata_args(8, 2, 64, **sizes)
-        >>> metadata_for(problem, "cpu") is metadata_for(problem, "cpu")
-        True
     """
     return _cached_metadata(problem, target, split, bool(is_grad_enabled))
 

@@ -1,8 +1,7 @@
-"""Visible areas: how many (query, key) pairs the mask leaves of the forward's base blocks and the backward's
-tiles. The balanced split evens them out, and balance figures count them.
+"""Visible areas: (query, key) pairs that the mask leaves of base blocks and of backward tiles.
 
-A tile is 128 queries x 128 keys of one query head (less at the end of a sequence), numbered as in GradSplit,
-masked ones too. Equal heads share one rectangle, so that nothing here grows with the number of heads.
+Tiles are numbered as in GradSplit. Equal heads share one rectangle, so that nothing here grows with the
+number of heads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The argument rules of spec sections 3-5, one function per rule, each with its message.
 
-`problem.py` decides which rules apply to a call; nothing else in the three packages checks arguments. A rule
-takes the name of the operator and of the argument, so that the same rule reads right for every caller.
+`problem.py` decides which rules apply to a call; nothing else in the three packages checks arguments.
 """
 
 from __future__ import annotations
@@ -225,9 +224,6 @@ def check_attn_mask_content(op: str, mask: Any) -> None:
     """Checks that an attn_mask holds CANN's constant: 0 on and below the diagonal, 1 above.
 
     It has passed check_attn_mask; 4 MiB are read, which takes about a millisecond.
-
-    Raises:
-        InvalidProblemError: If any element differs, naming the first one.
     """
     values = np.asarray(mask)
     differs = values != _attn_mask_constant()

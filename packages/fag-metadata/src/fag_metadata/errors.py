@@ -32,12 +32,7 @@ class ContractError(ImportError):
 
 
 def message(op: str, argument: str, rule: str, got: object, *, remedy: str = "", **related: object) -> str:
-    """Builds the text of an error: `rule` starts with "must", `remedy` has no full stop.
-
-    Example:
-        >>> message("flash_attn", "n1", "must be a multiple of n2", 6, n2=4)
-        'flash_attn: n1 must be a multiple of n2, got 6 (n2=4).'
-    """
+    """Builds the text of an error: `rule` starts with "must", `remedy` has no full stop."""
     text = f"{op}: {argument} {rule}, got {got}"
     if related:
         text += f" ({', '.join(f'{name}={value}' for name, value in related.items())})"

@@ -1,9 +1,8 @@
 """The balanced forward split: ranges whose heaviest core has as little visible area as possible.
 
-Cuts are between row blocks where that is even enough, else inside them, and partial results are merged.
-Ascend targets may cut at any key block, and get a second section where one range a core is uneven. Target
-"cpu" has one section and cuts row blocks only where the online softmax starts afresh anyway, at multiples of
-FWD_UNIT_KEYS keys, so that the split never changes a bit of the result.
+Cuts are between row blocks where that is even enough, else inside them. Ascend targets get a second section
+where one range a core is uneven. For target "cpu" row blocks are cut only where the online softmax starts
+afresh anyway, at multiples of FWD_UNIT_KEYS keys, so that the split never changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from .forward_blocks import BlockSize, ForwardBlocks
 from .forward_pack import Cuts, pack_forward
 from .forward_split import cann_block_size, split_forward
 from .layout import FWD_STEP_KEYS, FWD_UNIT_KEYS, ROW_WORDS, ForwardSplit, cube_slots, new_tensor
-from .min_max import can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
-from .ranges import Int64Array
+from .ranges import Int64Array, can_cut_equal_rows, cut_equal_rows, even_cuts, min_max_cuts
 from .terms import CPU_TARGET, MaskMode, Target
 
 Float64Array = npt.NDArray[np.float64]

@@ -1,8 +1,8 @@
 """The forward's base blocks: their size, the valid blocks of every row, and how many a head has.
 
 A block is some rows times some keys; the rows of a kv head are the queries of its G query heads merged into
-one list. Nothing here assigns work (step F3 of the format page). Where all batches have the same lengths they
-are one "entry" with b * n2 heads, so that a dense problem costs the same for every batch size.
+one list (step F3 of the format page). Where all batches have the same lengths they are one "entry" with
+b * n2 heads, so that a dense problem costs the same for every batch size.
 """
 
 from __future__ import annotations

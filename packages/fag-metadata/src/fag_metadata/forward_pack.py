@@ -1,6 +1,6 @@
 """From cuts to words: the FA rows of the cube cores and the FD rows of the vector cores (F7.7 to F10).
 
-Both forward splits end here. All cores of many sections are handled at once.
+All cores of many sections are handled at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The forward task split, equal to CANN's word for word (steps F4 to F10 of the format page).
 
-Cuts the base blocks of forward_blocks.py into sections that fit the L2 cache and gives every cube core of a
-section one range of blocks. A cut is a number of blocks; forward_pack.py turns cuts into words. The page's
-greedy loops (heads, rows, blocks) are searches in running sums; loops run over cores or sections only.
+Cuts the base blocks into sections that fit the L2 cache, and every section into a range for each cube core.
+A cut is a number of blocks; forward_pack.py turns cuts into words. The page's greedy loops are searches in
+running sums; loops run over cores or sections only.
 """
 
 from __future__ import annotations

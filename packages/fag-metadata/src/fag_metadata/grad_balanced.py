@@ -18,9 +18,8 @@ from .areas import TileGrid, TileRow
 from .arguments import check_int32_count
 from .grad_split import NO_RANGES, CoreRanges, band_tokens, count_tiles, make_grad_split, split_grad
 from .layout import BWD_UNIT_KEYS, TILE, GradSplit, Route, Split
-from .min_max import cut_equal_rows, even_cuts, min_max_cuts
 from .problem import AttentionProblem
-from .ranges import Int64Array, band, masked_area, running_sums
+from .ranges import Int64Array, band, cut_equal_rows, even_cuts, masked_area, min_max_cuts, running_sums
 from .routes import select_route
 from .terms import CPU_TARGET, Target
 

@@ -1,7 +1,6 @@
-"""CANN's backward split, word for word (steps G1 to G11 of the format page), and right answers where CANN has
-none.
+"""CANN's backward split, word for word (steps G1 to G11 of the format page).
 
-Integers only, vectorised. docs/metadata-differences.md says what is returned where CANN crashes or overflows.
+docs/metadata-differences.md says what is returned where CANN crashes or overflows.
 """
 
 from __future__ import annotations

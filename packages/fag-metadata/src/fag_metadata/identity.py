@@ -3,10 +3,6 @@
 The words are those of the table IDENTITY in `layout.py`. Numbers wider than their 16 bits are folded; the crc
 in the last word covers them unfolded, and the lengths. A bound (max_seqlen) is no part of it, because it
 never changes a result.
-
-`check_metadata` is what the operators run before every call: a comparison of eight words, about 2 us when
-they match, and an error that names the first field that differs. `check` is the full report for people and
-tests; the splits themselves are checked in `split_check.py`.
 """
 
 from __future__ import annotations
@@ -59,12 +55,7 @@ _UNBOUNDED = 0xFFFF
 
 
 def fold16(value: int) -> int:
-    """Folds a number into 16 bits: exact below 32768, 0xffff for -1, else 0x8000 and a 15-bit hash.
-
-    Example:
-        >>> fold16(4096), fold16(-1), fold16(2**20) & 0x8000
-        (4096, 65535, 32768)
-    """
+    """Folds a number into 16 bits: exact below 32768, 0xffff for -1, else 0x8000 and a 15-bit hash."""
     if 0 <= value < _EXACT_BELOW:
         return value
     if value < 0:
@@ -162,6 +153,8 @@ _COMPARED = (
 def check_metadata(op: str, metadata: Any, problem: AttentionProblem, need_grad: bool) -> None:
     """Checks that a metadata tensor was made for this problem; target, split and route are free.
 
+    What the operators run before every call: a comparison of eight words, about 2 us.
+
     Args:
         op: Operator the user called, for the message.
         metadata: int32 array (n,) on the host.
@@ -172,13 +165,6 @@ def check_metadata(op: str, metadata: Any, problem: AttentionProblem, need_grad:
         InvalidTypeError: If it is not an int32 array.
         MetadataError: If it is truncated, was not made by flash_attn_metadata, or was made for another
             problem; the message names the first field that differs, with both values.
-
-    Example:
-        >>> from fag_metadata import AttentionProblem, flash_attn_metadata
-        >>> sizes = dict(batch_size=1, max_seqlen_q=9, max_seqlen_kv=9)
-        >>> problem = AttentionProblem.from_metadata_args(8, 4, 64, **sizes)
-        >>> metadata = flash_attn_metadata(8, 4, 64, **sizes)
-        >>> check_metadata("flash_attn", metadata, problem, need_grad=False)
     """
     if type(metadata) is not np.ndarray or metadata.dtype != np.int32:
         found = metadata.dtype if isinstance(metadata, np.ndarray) else type(metadata).__name__
@@ -259,11 +245,7 @@ def _show_folded(name: str, argument: str, folded: int) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found.
-
-    Attributes:
-        findings: What is wrong; empty if the tensor is right.
-    """
+    """What `check` found wrong; nothing if the tensor is right."""
 
     findings: tuple[Finding, ...]
 
@@ -279,28 +261,12 @@ class Report:
 
 
 def check(metadata: Any, problem: AttentionProblem) -> Report:
-    """Checks a metadata tensor in full: does it belong, is every visible tile covered once?
-
-    Takes milliseconds; the operators use check_metadata.
+    """Checks a metadata tensor in full, in milliseconds: does it belong, is every visible tile covered once?
 
     Args:
         metadata: int32 array (n,) on the host, made by flash_attn_metadata or by CANN's operator. The latter
             has no identity, so that only its splits are checked.
         problem: What it should be for.
-
-    Returns:
-        A report that lists everything that is wrong.
-
-    Example:
-        >>> from fag_metadata import AttentionProblem, flash_attn_metadata
-        >>> sizes = dict(batch_size=1, max_seqlen_q=300, max_seqlen_kv=300)
-        >>> metadata = flash_attn_metadata(8, 2, 64, **sizes, is_grad_enabled=True)
-        >>> problem = AttentionProblem.from_metadata_args(8, 2, 64, **sizes)
-        >>> check(metadata, problem).is_ok
-        True
-        >>> metadata[16 + 16 * 96 + 44] -= 1  # the end of core 0
-        >>> print(check(metadata, problem))
-        backward: start: tiles [2, 3) before core 1 are in no range (5632 visible pairs)
     """
     # Imported here, so that `import fag_metadata` stays quick.
     from .split_check import Finding, find_forward_faults, find_grad_faults

@@ -8,9 +8,8 @@ identity in the head words 8..15 that CANN leaves zero:
     16 + section_num*aic*16          FD rows: section_num x aiv x 16 words
     16 + section_num*(aic+aiv)*16    FAG block, only with is_grad; C cube slots and 2*C vector slots
 
-pack, unpack and `include/fag_metadata/layout.h` (see tools/make_header.py) are derived from the tables HEAD,
-IDENTITY, FA_ROW, FD_ROW and GRAD. A change of a table needs a step of FORMAT_VERSION; a test compares the
-digest with contracts.toml.
+pack, unpack and `include/fag_metadata/layout.h` are derived from the tables HEAD, IDENTITY, FA_ROW, FD_ROW
+and GRAD. A change of a table needs a step of FORMAT_VERSION.
 """
 
 from __future__ import annotations
@@ -225,12 +224,7 @@ def total_words(section_num: int, aic: int, aiv: int, slots: int, is_grad: bool)
 
 
 def get_include() -> str:
-    """Returns the directory to pass to a C or C++ compiler so that `fag_metadata/layout.h` is found.
-
-    Example:
-        >>> path.isfile(path.join(get_include(), "fag_metadata", "layout.h"))
-        True
-    """
+    """Returns the directory to pass to a C or C++ compiler so that `fag_metadata/layout.h` is found."""
     return path.join(path.dirname(path.abspath(__file__)), "include")
 
 
@@ -264,11 +258,8 @@ class GradSplit:
     A tile is 128 queries x 128 keys of one query head; numbers count all tiles, also masked ones, in the
     order batch, kv head, query head of it, key tile, query tile (fastest). With is_variable each batch entry
     has its own rectangle of ceil(len_q/128) x ceil(len_kv/128) tiles per head, otherwise all have o1 x o2.
-    Words per core are int32 (C,), words per vector core int32 (2*C,): views of `words`.
-
-    Args:
-        slots: Cube slots C.
-        words: The block, int32 (grad_words(C),); None = zeros, to be filled.
+    Words per core are int32 (C,), words per vector core int32 (2*C,), C = `slots`: views of `words`, that are
+    (grad_words(C),); None = zeros, to be filled.
     """
 
     split_axis: int
@@ -316,10 +307,15 @@ def new_tensor(section_num: int, aic: int, aiv: int, slots: int) -> tuple[Int32A
     views, int32 (section_num, aic, 16) and (section_num, aiv, 16).
     """
     tensor = np.zeros(total_words(section_num, aic, aiv, slots, True), np.int32)
+    return tensor, *row_views(tensor, section_num, aic, aiv)
+
+
+def row_views(tensor: Int32Array, section_num: int, aic: int, aiv: int) -> tuple[Int32Array, Int32Array]:
+    """Returns the FA and FD rows of a tensor."""
     fd_offset = HEAD_WORDS + section_num * aic * ROW_WORDS
     fa = tensor[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)
     fd = tensor[fd_offset : grad_offset(section_num, aic, aiv)].reshape(section_num, aiv, ROW_WORDS)
-    return tensor, fa, fd
+    return fa, fd
 
 
 put_8_words = Struct("8i").pack_into  # takes a fifth of the time of an assignment to a slice

@@ -1,7 +1,7 @@
 """How even a metadata tensor is, whatever made it: the load of every core, in tiles and in visible area.
 
-A (query, key) pair that the mask leaves is D + Dv multiply-adds forward and 3 D + 2 Dv backward, so the ratio
-of areas is the ratio of times as long as most tiles are full. Merging is counted apart.
+A visible (query, key) pair is D + Dv multiply-adds forward and 3 D + 2 Dv backward, so areas compare as times
+do where most tiles are full. Merging is counted apart.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from .areas import ForwardAreas, TileGrid, TileRow
 from .errors import InvalidProblemError, problem_error
 from .forward_blocks import BlockSize, ForwardBlocks
 from .layout import ForwardSplit, GradSplit
-from .min_max import cut_equal_rows, min_max_cuts
 from .problem import AttentionProblem
-from .ranges import Int64Array
+from .ranges import Int64Array, cut_equal_rows, min_max_cuts
 from .view import Metadata, unpack
 
 _FEW_SIZES = 3
@@ -80,16 +79,12 @@ class Load:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, ready for JSON."""
+        ratios = ("max_over_mean", "max_over_mean_tiles", "perfect_over_mean", "in_order_over_mean")
         return {
-            "cores": self.cores,
-            "used_cores": self.used_cores,
-            "idle_cores": self.idle_cores,
+            **{name: getattr(self, name) for name in ("cores", "used_cores", "idle_cores")},
             "total_tiles": int(self.tiles.sum()),
             "total_area": int(self.area.sum()),
-            "max_over_mean": round(self.max_over_mean, 4),
-            "max_over_mean_tiles": round(self.max_over_mean_tiles, 4),
-            "perfect_over_mean": round(self.perfect_over_mean, 4),
-            "in_order_over_mean": round(self.in_order_over_mean, 4),
+            **{name: round(getattr(self, name), 4) for name in ratios},
             "tiles": self.tiles.tolist(),
             "area": self.area.tolist(),
         }
@@ -123,18 +118,11 @@ def balance(metadata: Any, problem: AttentionProblem | None = None) -> Balance:
 
     Args:
         metadata: What `unpack` takes, int32 (n,), or returns.
-        problem: What it is for. None = as the head says, which is enough for dense layouts without seqused.
+        problem: What it is for; None = as the head says, enough for dense layouts without seqused.
 
     Raises:
         InvalidProblemError: If the head does not say enough and no problem is given.
         MetadataError: If the tensor is truncated or not one of this format.
-
-    Example:
-        >>> from fag_metadata import flash_attn_metadata
-        >>> sizes = dict(batch_size=1, max_seqlen_q=128, max_seqlen_kv=128, is_grad_enabled=True)
-        >>> figures = balance(flash_attn_metadata(37, 37, 128, **sizes, target="Ascend950PR_9599"))
-        >>> figures.grad.idle_cores, round(figures.grad.max_over_mean, 2)
-        (17, 1.95)
     """
     view = metadata if isinstance(metadata, Metadata) else unpack(metadata)
     if problem is None:
@@ -246,10 +234,6 @@ def perfect_split_bound(sizes: Int64Array, counts: Int64Array, cores: int) -> in
     The largest of the mean rounded up (to a sum of tiles, where they have few sizes), the largest tile, and
     what counting proves: with load L, tiles above L - a need a core without any tile of size a or more, tiles
     above L / 2 one without each other, and a core holds at most L // a tiles of size a or more.
-
-    Example:
-        >>> perfect_split_bound(np.array([3, 2]), np.array([2, 3]), 2)  # two of size 3, three of size 2
-        6
     """
     sizes, counts = sizes[counts > 0], counts[counts > 0]
     if not len(sizes):

@@ -1,7 +1,6 @@
 """A picture of a split: which core owns which tile, and how loaded every core is.
 
-Every head is a small map, queries downwards and keys to the right; a tile has the colour of its core and
-masked tiles are grey. Matplotlib is imported when a picture is asked for, never before.
+Every head is a small map, queries downwards and keys to the right; a tile has the colour of its core.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """AttentionProblem: the one frozen description of a call that every later stage reads.
 
-`from_metadata_args` (sizes) and `from_tensors` (shapes and dtypes of real tensors) apply the rules of
-`arguments.py` and normalise; afterwards nothing needs checking again.
+`from_metadata_args` and `from_tensors` apply the rules of `arguments.py`; nothing needs checking again.
 """
 
 from __future__ import annotations
@@ -294,11 +293,6 @@ class AttentionProblem:
         Raises:
             InvalidProblemError: If a value breaks a rule; the message names argument, rule and value.
             InvalidTypeError: If a dtype or the type of an argument is wrong; the message names both dtypes.
-
-        Example:
-            >>> spec = TensorSpec((1, 5, 2, 8), "bfloat16")
-            >>> AttentionProblem.from_tensors("flash_attn", q=spec, k=spec, v=spec, mask_mode="causal").s1
-            5
         """
         layout = rules.parse_layout(op, "layout_q", layout_q)
         out_layout = rules.check_layouts(op, layout, layout_kv, layout_out, is_grad=dout is not None)

@@ -1,7 +1,6 @@
-"""The route table: which kernel template a problem is split for, decided once.
+"""The route table: which kernel template a problem is split for. The first row that can and is wanted wins.
 
-The first row that can and is wanted wins; the last always does. The conditions are those of CANN's host
-tiling and of its splitter together.
+The conditions are those of CANN's host tiling and splitter.
 """
 
 from __future__ import annotations
@@ -172,13 +171,7 @@ def _judge(row: RouteRow, problem: AttentionProblem, target: Target, split: Spli
 def select_route(problem: AttentionProblem, target: Target, split: Split | None = None) -> RouteChoice:
     """Decides the kernel template for the gradient of a problem.
 
-    Args:
-        problem: What is computed.
-        target: Machine.
-        split: What the ranges will come from; None = the target's default.
-
-    Returns:
-        The route, with a trace of the rejected rows.
+    `split` is what the ranges will come from; None = the target's default.
 
     Example:
         >>> from fag_metadata import TARGETS

@@ -25,12 +25,8 @@ _MOST_FINDINGS = 8
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a metadata tensor.
-
-    Attributes:
-        part: "head", "forward" or "backward".
-        field: Name of the field, as in the tables of layout.py.
-        text: What must hold, and what was found.
+    """One thing that is wrong: in part "head", "forward" or "backward", in a field of a table of layout.py;
+    and in words, what must hold and what was found.
     """
 
     part: str

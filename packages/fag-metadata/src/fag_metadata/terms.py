@@ -81,10 +81,6 @@ class Lengths:
     Attributes:
         values: The numbers, read-only int64 (n,), so that arithmetic on them cannot overflow.
         raw: The same numbers as int32 bytes, which are hashed and compared.
-
-    Example:
-        >>> Lengths.parse("flash_attn", "seqused_q", [3, 0, 5]).values.tolist()
-        [3, 0, 5]
     """
 
     __slots__ = ("raw", "values")
@@ -151,13 +147,6 @@ class Target:
         cube_cores: Cores that do matrix products; each gets one range of tiles.
         vector_cores: Cores for merging, clearing and converting; a multiple of cube_cores.
         l2_bytes: Size of the shared cache, 0 = unknown.
-
-    Raises:
-        InvalidProblemError: If a count is out of range.
-
-    Example:
-        >>> Target(name="mine", cube_cores=24, vector_cores=48, l2_bytes=0).vectors_per_cube
-        2
     """
 
     name: str

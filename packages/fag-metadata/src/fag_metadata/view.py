@@ -16,7 +16,6 @@ from .layout import (
     IDENTITY,
     LAYOUT_CODES,
     MAGIC,
-    ROW_WORDS,
     ForwardSplit,
     GradSplit,
     Int32Array,
@@ -25,6 +24,7 @@ from .layout import (
     grad_offset,
     grad_words,
     pack,
+    row_views,
     total_words,
 )
 from .terms import Layout, MaskMode
@@ -108,15 +108,6 @@ class Metadata:
         aiv: Vector cores.
         forward: Forward split.
         grad: Backward split, or None.
-
-    Example:
-        >>> from fag_metadata import flash_attn_metadata
-        >>> words = flash_attn_metadata(
-        ...     8, 2, 64, batch_size=1, max_seqlen_q=9, max_seqlen_kv=9, is_grad_enabled=True
-        ... )
-        >>> metadata = unpack(words)
-        >>> metadata.identity.n1, metadata.tile_ranges[0], bool((metadata.pack() == words).all())
-        (8, TileRange(core=0, start=0, end=1, batch=0), True)
     """
 
     identity: Identity | None
@@ -196,10 +187,7 @@ def unpack(metadata: Any) -> Metadata:
         raise _error(f"must have {needed} words by its own head", f"{len(words)} words")
     words = words.copy()
     words.flags.writeable = False
-    fd_offset = HEAD_WORDS + section_num * aic * ROW_WORDS
-    fa = words[HEAD_WORDS:fd_offset].reshape(section_num, aic, ROW_WORDS)
-    fd = words[fd_offset:rows_end].reshape(section_num, aiv, ROW_WORDS)
-    forward = ForwardSplit(section_num, bool(has_fd), m, k, fa, fd)
+    forward = ForwardSplit(section_num, bool(has_fd), m, k, *row_views(words, section_num, aic, aiv))
     grad = GradSplit(slots, words[offset : offset + grad_words(slots)]) if offset else None
     return Metadata(identity, aic, aiv, forward, grad, words[FIRST_WORD:HEAD_WORDS])
 
