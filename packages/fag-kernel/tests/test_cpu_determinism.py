@@ -51,6 +51,16 @@ def test_twenty_repeats_give_the_same_bits():
         assert_same_bits(case.run(threads=3), expected)
 
 
+def test_zeros_of_masked_pairs_do_not_depend_on_threads():
+    """All products underflow: a sum is -0.0 after a negative value, +0.0 after 0 * a hidden positive one."""
+    case = Case("BSND", n1=1, n2=1, s1=700, s2=700, mask_mode=CAUSAL, dtype="float32")
+    case.v = np.copysign(np.float32(1e-45), case.v)
+    expected = case.forward(threads=1)
+    assert np.signbit(expected[0]).any()
+    for threads in (2, 3, 8):
+        assert_same_bits(case.forward(threads=threads), expected)
+
+
 def with_cuts(metadata, cuts):
     """The metadata with other ends of the cores of the backward; the last end stays."""
     words = metadata.copy()

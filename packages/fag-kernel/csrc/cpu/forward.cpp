@@ -113,7 +113,7 @@ public:
     }
 
 private:
-    /// The rows of a block: (position, query head) from first_row on, the head running fastest.
+    /// Rows of a block: (position, query head) from first_row on, the head running fastest.
     struct Block {
         std::int64_t b;
         std::int64_t n2;
@@ -125,9 +125,9 @@ private:
     void run_block(const ForwardSpan& span, std::int64_t index) {
         const Problem& p = job_.args.problem;
         const auto at = static_cast<std::size_t>(span.b);
-        const std::int64_t first_row = index * kTile;
-        const Block block{span.b, span.n2, first_row,
-                          static_cast<int>(std::min<std::int64_t>(kTile, blocks_.num_rows(span.b) - first_row)),
+        const std::int64_t first_row = index * kTile + span.row_begin;
+        const std::int64_t end_row = std::min(index * kTile + span.row_end, blocks_.num_rows(span.b));
+        const Block block{span.b, span.n2, first_row, static_cast<int>(end_row - first_row),
                           Band(p, p.lengths_q[at], p.lengths_kv[at])};
         const Interval seen = blocks_.keys(span.b, index);
         const Interval units = blocks_.units(span.b, index);

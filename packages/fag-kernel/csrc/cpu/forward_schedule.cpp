@@ -5,6 +5,7 @@
 #include "arrays.hpp"
 #include "operands.hpp"
 #include "threads_ahead.hpp"
+#include "visible_rows.hpp"
 
 namespace fag::cpu {
 namespace {
@@ -37,6 +38,79 @@ Costs count_costs(const Problem& problem) {
     return costs;
 }
 
+/// Fills a schedule head by head.
+class Cutter {
+public:
+    Cutter(const Problem& problem, const Costs& costs, ForwardSchedule& schedule)
+        : problem_(problem), costs_(costs), schedule_(schedule), threads_(schedule.num_threads, costs.total) {}
+
+    void add_head(std::int64_t b, std::int64_t n2) {
+        const auto at = static_cast<std::size_t>(b);
+        const std::int64_t blocks = costs_.first_block[at + 1] - costs_.first_block[at];
+        if (blocks == 0) return;
+        const auto first = static_cast<std::int64_t>(schedule_.spans.size());
+        const ForwardSpan all{b, n2, 0, blocks, 0, kTile, 0, ceil_div(problem_.lengths_kv[at], kUnitKeys)};
+        if (threads_.leaves_enough_behind(costs_.heads[at])) {
+            add(all, costs_.heads[at]);
+        } else {
+            // The last rows first: under a causal mask they cost most, and what is small comes at the end.
+            for (std::int64_t block = blocks - 1; block >= 0; --block) add_block(all, block);
+        }
+        schedule_.heads.push_back({first, static_cast<std::int64_t>(schedule_.spans.size())});
+    }
+
+private:
+    void add_block(ForwardSpan span, std::int64_t block) {
+        const RowBlocks blocks{problem_};
+        const std::int64_t cost =
+            costs_.blocks[static_cast<std::size_t>(costs_.first_block[static_cast<std::size_t>(span.b)] + block)];
+        span.block_begin = block;
+        span.block_end = block + 1;
+        span.row_end = std::min<std::int64_t>(kTile, blocks.num_rows(span.b) - block * kTile);
+        const Interval units = blocks.units(span.b, block);
+        if (units.end - units.begin <= 1) {
+            add_rows(span, cost);
+        } else if (threads_.fits(cost)) {
+            add(span, cost);
+        } else {
+            span.shared = schedule_.num_shared++;
+            for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+                span.unit_begin = unit;
+                span.unit_end = unit + 1;
+                add(span, cost / (units.end - units.begin));
+            }
+        }
+    }
+
+    /// Rows of a block in one piece if enough stays behind, else in ever smaller ones.
+    void add_rows(const ForwardSpan& span, std::int64_t cost) {
+        const std::int64_t rows = span.row_end - span.row_begin;
+        if (rows < 2 * kFewestRows || threads_.leaves_enough_behind(cost)) return add(span, cost);
+        const std::int64_t first = round_up(rows / 2, problem_.mask_mode == MaskMode::none ? kRowUnit : kMaskedRows);
+        ForwardSpan half = span;
+        half.row_end = span.row_begin + first;
+        add_rows(half, cost * first / rows);
+        half.row_begin = half.row_end;
+        half.row_end = span.row_end;
+        add_rows(half, cost - cost * first / rows);
+    }
+
+    void add(const ForwardSpan& span, std::int64_t cost) {
+        schedule_.spans.push_back(span);
+        threads_.take(cost);
+    }
+
+    /// Of a piece of a block, and what its first row is a multiple of where no row has keys of its own: the packed keys
+    /// are read anew for every piece.
+    static constexpr std::int64_t kFewestRows = 24;
+    static constexpr std::int64_t kRowUnit = 8;
+
+    const Problem& problem_;
+    const Costs& costs_;
+    ForwardSchedule& schedule_;
+    ThreadsAhead threads_;
+};
+
 }  // namespace
 
 std::int64_t RowBlocks::count(std::int64_t b) const { return ceil_div(num_rows(b), kTile); }
@@ -58,38 +132,9 @@ ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads) {
     const Costs costs = count_costs(problem);
     ForwardSchedule schedule;
     schedule.num_threads = threads_worth_waking(2 * (problem.d + problem.dv), costs.total, max_threads);
-    ThreadsAhead threads(schedule.num_threads, costs.total);
-
-    const RowBlocks blocks{problem};
+    Cutter cutter(problem, costs, schedule);
     for (std::int64_t b = 0; b < problem.b; ++b) {
-        const auto at = static_cast<std::size_t>(b);
-        const std::int64_t count = costs.first_block[at + 1] - costs.first_block[at];
-        if (count == 0) continue;
-        const std::int64_t all_units = ceil_div(problem.lengths_kv[at], kUnitKeys);
-        for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) {
-            const auto first = static_cast<std::int64_t>(schedule.spans.size());
-            if (threads.leaves_enough_behind(costs.heads[at])) {
-                schedule.spans.push_back({b, n2, 0, count, 0, all_units});
-                threads.take(costs.heads[at]);
-            } else {
-                // The last rows first: under a causal mask they cost most, and what is small comes at the end.
-                for (std::int64_t block = count - 1; block >= 0; --block) {
-                    const std::int64_t cost = costs.blocks[static_cast<std::size_t>(costs.first_block[at] + block)];
-                    const Interval units = blocks.units(b, block);
-                    if (units.end - units.begin <= 1 || threads.fits(cost)) {
-                        schedule.spans.push_back({b, n2, block, block + 1, 0, all_units});
-                        threads.take(cost);
-                        continue;
-                    }
-                    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
-                        schedule.spans.push_back({b, n2, block, block + 1, unit, unit + 1, schedule.num_shared});
-                        threads.take(cost / (units.end - units.begin));
-                    }
-                    ++schedule.num_shared;
-                }
-            }
-            schedule.heads.push_back({first, static_cast<std::int64_t>(schedule.spans.size())});
-        }
+        for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) cutter.add_head(b, n2);
     }
     return schedule;
 }

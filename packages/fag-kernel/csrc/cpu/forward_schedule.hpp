@@ -12,12 +12,15 @@ namespace fag::cpu {
 /// Keys after which the online softmax of a row starts afresh; the unit of work that a row can be cut into.
 inline constexpr std::int64_t kUnitKeys = 2048;
 
-/// Row blocks [block_begin, block_end) of a kv head and the units [unit_begin, unit_end) of their keys.
+/// Row blocks [block_begin, block_end) of a kv head, of each of them the rows [row_begin, row_end) if it has so many, and
+/// the units [unit_begin, unit_end) of their keys.
 struct ForwardSpan {
     std::int64_t b;
     std::int64_t n2;
     std::int64_t block_begin;
     std::int64_t block_end;
+    std::int64_t row_begin;
+    std::int64_t row_end;
     std::int64_t unit_begin;
     std::int64_t unit_end;
     std::int64_t shared = -1;  ///< index among blocks whose units several spans compute (then of one block); -1: none
@@ -42,7 +45,9 @@ struct ForwardSchedule {
     std::int64_t num_shared = 0;
 };
 
-/// Whole kv heads where that keeps all threads busy to the end, else row blocks, else units of one block.
+/// Whole kv heads where that keeps all threads busy to the end, else row blocks, else pieces of one block: its units, or
+/// rows of it if all their keys are one unit. Bits depend on none of that: rows of a piece go through the steps of their
+/// block.
 ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads);
 
 }  // namespace fag::cpu

@@ -3,13 +3,6 @@
 #include <algorithm>
 
 namespace fag::cpu {
-namespace {
-
-/// Rows handled together when each sees other keys: few, so that little hidden work is done, but enough to use a
-/// panel of B while it is in the first-level cache.
-constexpr int kMaskedRows = 24;
-
-}  // namespace
 
 RowSpan rows_seeing(const Visible& visible, int num_rows, int key_begin, int key_end) {
     if (visible.all) return {0, num_rows};

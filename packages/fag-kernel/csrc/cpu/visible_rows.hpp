@@ -5,6 +5,11 @@
 
 namespace fag::cpu {
 
+/// Rows handled together when each sees other keys: few, so that little hidden work is done, but enough to use a
+/// panel of B while it is in the first-level cache. All of them reduce over the keys that one of them sees, the zeros of
+/// masked pairs included; which rows those are must not depend on where a block of rows is cut.
+inline constexpr int kMaskedRows = 24;
+
 /// Rows [begin, end) of a tile.
 struct RowSpan {
     int begin;
