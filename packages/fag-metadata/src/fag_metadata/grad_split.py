@@ -240,24 +240,22 @@ def _columns(column: Int64Array, s1: IntLike, s2: IntLike, tokens: Tokens, count
 def _split_sparse(heads: int, counts: Counts, tokens: Tokens, cores: int) -> CoreRanges:
     """Deals the covered tiles of equal heads in equal numbers (step G8)."""
     o1, o2 = counts.o1, counts.o2
-    columns = _columns(np.arange(o2), counts.s1, counts.s2, tokens, counts)
-    per_head = int(columns.before[-1])
+    first, before = _columns(np.arange(o2), counts.s1, counts.s2, tokens, counts)
+    per_head = int(before[-1])
     n = heads * per_head
     if n == 0:
         return NO_RANGES
     per_core = -(-n // cores)
     used = -(-n // per_core)
-    wanted = _counting(used) * per_core
+    wanted = _counting(used + 1) * per_core
     head = wanted // per_head
-    column = columns.before[1:].searchsorted(wanted - head * per_head, "right")
-    # Number of the first tile of each column, less the covered tiles in front of it; the same for heads.
-    base = columns.first + np.arange(0, o1 * o2, o1)
-    base -= columns.before[:-1]
-    cuts = np.empty(used + 1, np.int64)
-    np.add(wanted, head * (o1 * o2 - per_head), out=cuts[:-1])
-    cuts[:-1] += base[column]
-    cuts[0] = 0
-    cuts[used] = heads * o1 * o2
+    inside = wanted - head * per_head
+    column = before[1:].searchsorted(inside, "right")
+    cuts = head * (o1 * o2)
+    cuts += column * o1
+    cuts += inside
+    cuts += (first - before[:-1])[column]
+    cuts[0], cuts[used] = 0, heads * o1 * o2
     return CoreRanges(used, per_core, cuts[:-1], cuts[1:], _NO_TILES)
 
 
