@@ -48,6 +48,18 @@ def test_pc20_number_of_threads(packed):
         assert all(map(torch.equal, gradients(packed), expected))
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("mask_mode", [0, 3])
+def test_small_calls_in_a_row(mask_mode):
+    """Small work is shared while threads are awake from the call before, and only then."""
+    q, k, v = (torch.randn(1, 100, 1, 64) for _ in range(3))
+    torch.set_num_threads(1)
+    expected = flash_attention(q, k, v, mask_mode=mask_mode)
+    torch.set_num_threads(2)
+    for _ in range(50):
+        assert torch.equal(flash_attention(q, k, v, mask_mode=mask_mode), expected)
+
+
 def test_pc20_deterministic_mode_neither_warns_nor_refuses(packed):
     expected = gradients(packed)
     torch.use_deterministic_algorithms(True)

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include <dlfcn.h>
 #include <sys/stat.h>
@@ -47,6 +48,11 @@ bool may_borrow(int team_size) {
     return true;
 }
 
+bool is_passive() {
+    const char* wish = std::getenv("OMP_WAIT_POLICY");
+    return wish != nullptr && (wish[0] == 'p' || wish[0] == 'P');
+}
+
 struct Call {
     const std::function<void(int)>& task;
     int count;
@@ -65,6 +71,12 @@ bool run_on_borrowed_threads(int count, int team_size, const std::function<void(
     Call call{task, count};
     region.load()(run_share, &call, static_cast<unsigned>(team_size), 0);
     return true;
+}
+
+bool borrows_spinning_threads(int team_size) {
+    static const bool passive = is_passive();
+    static const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    return !passive && team_size <= cores && may_borrow(team_size);
 }
 
 void forget_borrowed_threads() noexcept { decision.store(Decision::refuse); }

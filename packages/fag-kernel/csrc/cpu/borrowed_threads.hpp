@@ -17,6 +17,10 @@ namespace fag::cpu {
 /// The team's size should not change from call to call: the GNU runtime ends threads that a smaller team does not need.
 bool run_on_borrowed_threads(int count, int team_size, const std::function<void(int)>& task) noexcept;
 
+/// Whether run_on_borrowed_threads would do it, with threads that spin for milliseconds after their work: they do not if
+/// the environment asks them to be passive, nor if there are more of them than cores.
+bool borrows_spinning_threads(int team_size);
+
 /// In a child process after fork.
 void forget_borrowed_threads() noexcept;
 

@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -16,6 +17,8 @@
 
 namespace fag::cpu {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 /// How often a waiting thread looks again before it sleeps: some 50 microseconds, longer than the gap between the
 /// forward and backward calls of small layers, far shorter than anybody's patience with a busy idle core.
@@ -140,6 +143,9 @@ Pool& current_pool() {
     return *found;
 }
 
+/// When the last call ended.
+std::atomic<Clock::time_point> last_end{};
+
 /// Keeps the first exception of several tasks.
 class FirstError {
 public:
@@ -173,6 +179,11 @@ void run_on_own_threads(int count, const std::function<void(int)>& task) {
 
 }  // namespace
 
+bool threads_are_awake(int allowed) {
+    constexpr auto kPause = std::chrono::milliseconds{1};
+    return Clock::now() - last_end.load(std::memory_order_relaxed) < kPause && borrows_spinning_threads(allowed);
+}
+
 int num_own_threads() {
     Pool* found = pool.load();
     return found == nullptr ? 0 : found->size();
@@ -191,6 +202,7 @@ void run_parallel(int count, int allowed, const std::function<void(int)>& task) 
     } else if (!run_on_borrowed_threads(count, allowed, guarded)) {
         run_on_own_threads(count, guarded);
     }
+    last_end.store(Clock::now(), std::memory_order_relaxed);
     error.rethrow();
 }
 

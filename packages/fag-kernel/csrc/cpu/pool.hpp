@@ -14,6 +14,11 @@ namespace fag::cpu {
 /// thrown); the other tasks are not interrupted. Throws std::system_error if no thread can be started.
 void run_parallel(int count, int allowed, const std::function<void(int)>& task);
 
+/// True if the threads of a call that may use `allowed` of them are likely to be spinning: those of OpenMP are, for some
+/// milliseconds. A call of any size has just ended; so of small calls in a row, the second may wake them for the others.
+/// Our own threads spin too briefly to count on.
+bool threads_are_awake(int allowed);
+
 /// Threads of our own in this process.
 int num_own_threads();
 

@@ -5,14 +5,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "pool.hpp"
+
 namespace fag::cpu {
 
 /// Threads for `pairs` (query, key) pairs of `pair_ops` floating-point operations each. Waking a thread takes some
-/// microseconds; less work than this per thread is done sooner without it.
+/// microseconds; less work than this per thread is done sooner without it. Threads that are awake are worth less work, as
+/// long as it is enough for all of them: they meet at the end.
 inline int threads_worth_waking(std::int64_t pair_ops, std::int64_t pairs, int max_threads) {
-    constexpr double kOpsPerThread = 4e6;
-    const double worth = static_cast<double>(pair_ops) * static_cast<double>(pairs) / kOpsPerThread;
-    return static_cast<int>(std::clamp(worth, 1.0, static_cast<double>(max_threads)));
+    constexpr double kOpsPerThread = 4e6, kOpsIfAwake = 5e5;
+    const double ops = static_cast<double>(pair_ops) * static_cast<double>(pairs);
+    const double most = static_cast<double>(max_threads);
+    if (ops < kOpsPerThread * most && ops >= kOpsIfAwake * most && threads_are_awake(max_threads)) return max_threads;
+    return static_cast<int>(std::clamp(ops / kOpsPerThread, 1.0, most));
 }
 
 /// Threads take pieces in order, each as soon as it is free. Says which of them should be shared out.
