@@ -197,7 +197,7 @@ def _forward(
             k_ref,
             v_ref,
             0 if sinks is None else sinks.data_ptr(),
-            _rows(out, call.axes_out)[1],
+            (out.data_ptr(), call.out_strides),
             lse.data_ptr(),
             softmax_scale=scale,
             num_threads=torch.get_num_threads(),

@@ -80,11 +80,16 @@ def instead_of(name: str, required: tuple[Any, ...], optional: tuple[Any, ...]) 
         or torch._C._dispatch_tls_local_include_set().raw_repr() not in _NO_MODE
     ):
         return None
+    tensors = required
+    for tensor in optional:  # a loop for the usual nothing: a generator takes a microsecond more
+        if tensor is not None:
+            tensors += (tensor,)
+    keys_of = torch._C._dispatch_keys
     is_grad_enabled = torch.is_grad_enabled()
-    for tensor in (*required, *(tensor for tensor in optional if tensor is not None)):
+    for tensor in tensors:
         if (
             type(tensor) is not Tensor
-            or torch._C._dispatch_keys(tensor).raw_repr() not in _PLAIN_TENSOR
+            or keys_of(tensor).raw_repr() not in _PLAIN_TENSOR
             or (is_grad_enabled and tensor.requires_grad)
         ):
             return None
