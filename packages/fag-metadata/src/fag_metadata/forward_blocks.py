@@ -307,7 +307,8 @@ class ForwardBlocks:
         number of every entry into one of every row block.
         """
         rows, keys = self.size
-        first = np.zeros(len(low), np.int64)
+        is_short = len(low) < _LONG_LIST  # and then made faster than a list of zeros in no memory
+        first = np.zeros(len(low), np.int64) if is_short else np.ndarray(len(low), np.int64, _ZERO, strides=0)
         width = divide(s2 + (keys - 1), keys)
         if self.mask_mode is MaskMode.NO_MASK:
             return first, running_sums(first + each_row(width))
