@@ -18,8 +18,21 @@ from fag_torch.register import TABLE
 RAW = torch.ops.cann_ops_transformer
 FAG = torch.ops.fag
 
+
+def flash_attn_grad(q, k, v, **options):
+    """The gradient in the form of the others."""
+    b, s, n, _ = q.shape
+    lse = torch.zeros((b, n, s), dtype=torch.float32)
+    dout, out = torch.ones_like(q), torch.zeros_like(q)
+    return fag_torch.flash_attn_grad(q, k, v, dout, out, lse, **options)
+
+
 #: Front -> the operator that it stands for.
-FRONTS = {fag_torch.flash_attn: RAW.flash_attn, fag_torch.flash_attention: FAG.attention_forward}
+FRONTS = {
+    fag_torch.flash_attn: RAW.flash_attn,
+    flash_attn_grad: RAW.flash_attn_grad,
+    fag_torch.flash_attention: FAG.attention_forward,
+}
 
 
 @pytest.fixture(params=list(FRONTS), ids=lambda front: front.__name__)
@@ -39,8 +52,9 @@ def direct_calls(monkeypatch):
 
         return run
 
-    for name, implementation in direct.IMPLEMENTATIONS.items():
-        monkeypatch.setitem(direct.IMPLEMENTATIONS, name, spy(name, implementation))
+    for served in (direct.OPERATORS, direct.FUNCTIONS):
+        for name, implementation in served.items():
+            monkeypatch.setitem(served, name, spy(name, implementation))
     return calls
 
 
@@ -50,7 +64,7 @@ def name_of(operator):
 
 def test_every_implementation_is_known():
     rows = {f"{row.namespace}::{row.op}" for row in TABLE if row.key == "CPU"}
-    assert set(direct.IMPLEMENTATIONS) == rows
+    assert set(direct.OPERATORS) == set(direct.FUNCTIONS) == rows
 
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])

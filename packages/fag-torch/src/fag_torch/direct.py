@@ -18,8 +18,10 @@ from torch.autograd import forward_ad
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Qualified name of an operator -> what serves it on the CPU, as long as that is ours.
-IMPLEMENTATIONS: Final[dict[str, Callable[..., Any]]] = {}
+#: Qualified name of an operator -> what serves it on the CPU, as long as that is ours. The same twice: with
+#: the errors of an operator, for who was called by the dispatcher, and with those of a function (errors.py).
+OPERATORS: Final[dict[str, Callable[..., Any]]] = {}
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def _bits(*keys: DispatchKey) -> int:
@@ -56,7 +58,7 @@ def below_autograd(name: str, keyset: DispatchKeySet) -> Callable[..., Any] | No
     Returns:
         The implementation, or None where the dispatcher has to go on.
     """
-    return IMPLEMENTATIONS.get(name) if keyset.raw_repr() == _AUTOGRAD_AND_CPU else None
+    return OPERATORS.get(name) if keyset.raw_repr() == _AUTOGRAD_AND_CPU else None
 
 
 def instead_of(name: str, required: tuple[Any, ...], optional: tuple[Any, ...]) -> Callable[..., Any] | None:
@@ -93,4 +95,4 @@ def instead_of(name: str, required: tuple[Any, ...], optional: tuple[Any, ...]) 
             or (is_grad_enabled and tensor.requires_grad)
         ):
             return None
-    return IMPLEMENTATIONS.get(name)
+    return FUNCTIONS.get(name)

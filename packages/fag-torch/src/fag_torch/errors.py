@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
 from fag_metadata.errors import InvalidTypeError, UnsupportedError
@@ -37,15 +38,15 @@ def through_torch_ops(kernel: Callable[..., Result]) -> Callable[..., Result]:
         kernel: Implementation for one dispatch key.
 
     Returns:
-        The same implementation with RuntimeErrors. Errors that are no broken rule pass unchanged.
+        The same implementation with RuntimeErrors; `kernel` is its `__wrapped__`. Errors that are no broken
+        rule pass unchanged.
     """
 
+    @wraps(kernel)
     def registered(*args: Any, **kwargs: Any) -> Result:
         try:
             return kernel(*args, **kwargs)
         except (ValueError, InvalidTypeError, UnsupportedError) as reason:
             raise OperatorError(reason) from None
 
-    registered.__name__ = registered.__qualname__ = kernel.__name__
-    registered.__doc__ = kernel.__doc__
     return registered

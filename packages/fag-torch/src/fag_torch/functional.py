@@ -7,6 +7,7 @@ RuntimeError, and an error by name for a tensor where an int is wanted.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -203,9 +204,8 @@ def flash_attn(
             cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
             metadata=metadata, attn_mask=attn_mask,
         )  # fmt: skip
-        run = torch.ops.cann_ops_transformer.flash_attn
-    return _call(  # type: ignore[no-any-return]
-        run,
+        run = partial(_call, torch.ops.cann_ops_transformer.flash_attn)
+    return run(  # type: ignore[no-any-return]
         q, k, v, block_table, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
         _scale(op, softmax_scale), _mask_mode(op, mask_mode), attn_mask,
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
@@ -284,14 +284,18 @@ def flash_attn_grad(
         torch.Size([1, 5, 2, 16])
     """
     op = "flash_attn_grad"
-    _check_tensors(
-        op,
-        required={"q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "softmax_lse": softmax_lse},
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv,
-        sinks=sinks, attn_mask=attn_mask, metadata=metadata,
-    )  # fmt: skip
-    return _call(  # type: ignore[no-any-return]
-        torch.ops.cann_ops_transformer.flash_attn_grad,
+    required = (q, k, v, dout, attn_out, softmax_lse)
+    optional = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, attn_mask, metadata)
+    run = direct.instead_of("cann_ops_transformer::flash_attn_grad", required, optional)
+    if run is None:
+        _check_tensors(
+            op,
+            required={"q": q, "k": k, "v": v, "dout": dout, "attn_out": attn_out, "softmax_lse": softmax_lse},
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
+            seqused_kv=seqused_kv, sinks=sinks, attn_mask=attn_mask, metadata=metadata,
+        )  # fmt: skip
+        run = partial(_call, torch.ops.cann_ops_transformer.flash_attn_grad)
+    return run(  # type: ignore[no-any-return]
         q, k, v, dout, attn_out, softmax_lse, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks,
         attn_mask, metadata, _scale(op, softmax_scale), _mask_mode(op, mask_mode),
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
@@ -419,9 +423,8 @@ def flash_attention(
             seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks, metadata=metadata,
         )  # fmt: skip
         q, k, v = _autocast(q), _autocast(k), _autocast(v)
-        run = torch.ops.fag.attention_forward
-    out, lse = _call(
-        run,
+        run = partial(_call, torch.ops.fag.attention_forward)
+    out, lse = run(
         q, k, v, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
         softmax_scale=None if softmax_scale is None else _scale(FRONT, softmax_scale),
         mask_mode=_mask_mode(FRONT, mask_mode),

@@ -8,6 +8,7 @@ Rows of the table are looked at in order.
 from __future__ import annotations
 
 from functools import wraps
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -116,7 +117,8 @@ class Registrations:
         """
         for row in self.rows:
             if row.namespace in namespaces:
-                direct.IMPLEMENTATIONS.pop(f"{row.namespace}::{row.op}", None)
+                for served in (direct.OPERATORS, direct.FUNCTIONS):
+                    served.pop(f"{row.namespace}::{row.op}", None)
         self.rows = [row for row in self.rows if row.namespace not in namespaces]
         self.foreign = [name for name in self.foreign if name.partition("::")[0] not in namespaces]
         for namespace in namespaces:
@@ -135,7 +137,8 @@ class Registrations:
         else:
             library.impl(row.op, row.kernel, row.key, with_keyset=row.with_keyset)  # type: ignore[no-untyped-call]
             if row.key == "CPU":
-                direct.IMPLEMENTATIONS[name] = row.kernel
+                direct.OPERATORS[name] = row.kernel
+                direct.FUNCTIONS[name] = unwrap(row.kernel)
         self.rows.append(row)
 
 
