@@ -177,3 +177,5 @@ static inline float _mm512_reduce_max_ps(__m512 x) {
 }
 
 }  // namespace fag::cpu
+
+#include "amx_emulated.hpp"  // takes flush and accumulate from here

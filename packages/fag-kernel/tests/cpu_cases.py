@@ -18,7 +18,7 @@ DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.f
 BOUND = {"float16": 1e-3, "bfloat16": 5e-3, "float32": 2e-6}
 LAYOUTS = ("BSND", "BNSD", "TND")
 # Instruction-set levels of all architectures; those of one architecture are in ascending order.
-LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16")
 CAUSAL, WINDOW = 3, 4
 
 

@@ -18,7 +18,9 @@ from fag_kernel import abi
 SOURCES = Path(__file__).parent.parent / "csrc" / "cpu"
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-X86 = {"portable": [], "avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+AVX512_BF16 = [*AVX512, "-mavx512bf16"]
+AMX_BF16 = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]
+X86 = {"portable": [], "avx2": AVX2, "avx512": AVX512, "avx512_bf16": AVX512_BF16, "amx_bf16": AMX_BF16}
 AARCH64 = {"portable": [], "neon": [], "neon_bf16": ["-march=armv8.2-a+bf16"]}
 FLAGS = {"x86_64": X86, "AMD64": X86, "aarch64": AARCH64}.get(platform.machine(), {"portable": []})
 COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
@@ -49,7 +51,8 @@ def test_no_level_is_offered_that_the_cpu_lacks():
     """Also: what is installed is not the build that emulates AVX-512 for tests."""
     features = set(Path("/proc/cpuinfo").read_text().split())
     for level in abi.cpu_levels():
-        needed = {flag.removeprefix("-m").replace("avx512bf16", "avx512_bf16") for flag in X86[level]}
+        flags = (flag.removeprefix("-m").replace("-", "_") for flag in X86[level])
+        needed = {flag.replace("avx512bf16", "avx512_bf16") for flag in flags}
         assert needed <= features, level
 
 

@@ -84,6 +84,7 @@ void bind_cpu(py::module_& m) {
     m.def("cpu_backward", &cpu_backward, "Gradient of attention; see fag_kernel.abi.backward.");
     m.def("cpu_level", [] { return std::string(current_isa().name); }, "Instruction-set level in use.");
     m.def("cpu_levels", &available_levels, "Levels this CPU can run, weakest first.");
+    m.def("cpu_levels_only_by_name", &levels_only_by_name, "Levels that are never chosen by themselves, and why.");
     m.def(
         "set_cpu_level", [](const std::optional<std::string>& name) { set_level(name.value_or("")); }, py::arg("name"),
         "Use another level, or the best one again with None.");

@@ -24,7 +24,8 @@ inline constexpr int kAlign = 16;
 
 enum class Merge : int {
     replace,   ///< C = A B
-    continue_, ///< C is the start of the sum: its bits do not depend on where the reduction is cut
+    continue_, ///< C is the start of the sum. Its bits depend on where the reduction is cut only on amx_bf16, and there only
+               ///< on cuts elsewhere than at multiples of 16 words; so a problem says where to cut, never its threads
     add,       ///< C = C + (A B summed from zero)
 };
 
@@ -151,6 +152,7 @@ extern const Isa isa_portable;
 extern const Isa isa_avx2;
 extern const Isa isa_avx512;
 extern const Isa isa_avx512_bf16;
+extern const Isa isa_amx_bf16;  // defined where the compiler knows AMX (FAG_AMX)
 #elif defined(__aarch64__)
 extern const Isa isa_neon;
 extern const Isa isa_neon_bf16;

@@ -22,11 +22,12 @@ set(FAG_CPU_SOURCES
   csrc/cpu/row_cache.cpp
   csrc/cpu/visible_rows.cpp
 )
-# Compiled on x86-64 only; the end of the name chooses the instruction set: _avx2, _avx512, _avx512_bf16.
+# Compiled on x86-64 only; the end of the name chooses the instruction set: _avx2, _avx512, _avx512_bf16, _amx_bf16.
 set(FAG_CPU_X86_SOURCES
   csrc/cpu/isa_avx2.cpp
   csrc/cpu/isa_avx512.cpp
   csrc/cpu/isa_avx512_bf16.cpp
+  csrc/cpu/isa_amx_bf16.cpp  # where the compiler knows AMX
 )
 # Compiled on aarch64 only; _neon, _neon_bf16.
 set(FAG_CPU_AARCH64_SOURCES

@@ -168,14 +168,18 @@ def backward(
 def cpu_level() -> str:
     """The instruction-set level in use.
 
-    "portable"; on x86-64 "avx2", "avx512" or "avx512_bf16"; on aarch64 "neon" or "neon_bf16". The best one
-    of this CPU, capped by the environment variable FAG_CPU_LEVEL and by `set_cpu_level`.
+    "portable"; on x86-64 "avx2", "avx512", "avx512_bf16" or "amx_bf16"; on aarch64 "neon" or "neon_bf16". The
+    best one of this CPU, capped by the environment variable FAG_CPU_LEVEL and by `set_cpu_level`. "amx_bf16",
+    which has never run on hardware, runs only where one of these names it.
     """
     return _native.cpu_level()
 
 
 def cpu_levels() -> tuple[str, ...]:
-    """The instruction-set levels that this CPU and build can run, weakest first."""
+    """The instruction-set levels that this CPU and build can run, weakest first.
+
+    On Linux this asks for the use of AMX tiles where the CPU has them; if refused, "amx_bf16" is left out.
+    """
     return tuple(_native.cpu_levels())
 
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import fag_metadata
-from fag_kernel import abi
+from fag_kernel import _native, abi
 from fag_kernel._version import __version__
 from fag_kernel.ascend950 import cli
 from fag_kernel.contract import ACCEPTS, KERNEL_ABI, METADATA_REQUIREMENT
@@ -79,6 +79,7 @@ def info_values() -> dict[str, Any]:
         "fag_metadata": fag_metadata.__version__,
         "metadata_format": fag_metadata.FORMAT_VERSION,
         "cpu_levels": list(abi.cpu_levels()),
+        "cpu_levels_only_by_name": _native.cpu_levels_only_by_name(),
         "cpu_level": abi.cpu_level(),
         "cpu_level_cap": os.environ.get("FAG_CPU_LEVEL"),
         "dtypes": list(INPUT_DTYPES),
@@ -99,6 +100,8 @@ def info_lines() -> Iterator[str]:
     )
     yield f"CPU kernels      {', '.join(info['dtypes'])}; forward and gradient"
     yield f"CPU levels       {', '.join(info['cpu_levels'])}"
+    for level, reason in info["cpu_levels_only_by_name"].items():
+        yield f"only by name     {level}: {reason}"
     yield f"level in use     {info['cpu_level']}{'' if cap is None else f' (FAG_CPU_LEVEL={cap})'}"
     yield f"host tiling      Ascend 950, {len(info['tiling_keys'])} tiling keys"
     yield f"device kernels   {cli.summary()}"

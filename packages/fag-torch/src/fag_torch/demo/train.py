@@ -47,7 +47,7 @@ class History:
 
 def loss_of(model: Model, batch: Batch, attention: Attention = attend) -> torch.Tensor:
     """The loss; matrix products outside attention run in bfloat16 where the CPU has instructions for them."""
-    native = fag_kernel.abi.cpu_levels()[-1] == "avx512_bf16"
+    native = "avx512_bf16" in fag_kernel.abi.cpu_levels()
     with torch.autocast("cpu", torch.bfloat16, enabled=native):
         loss: torch.Tensor = model(batch, attention)
         return loss
