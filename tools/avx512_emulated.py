@@ -1,4 +1,4 @@
-"""Runs fag-kernel's AVX-512 levels on a CPU that stops at AVX2, to test them; speed is not measured.
+"""Runs fag-kernel's AVX-512 and AMX levels on a CPU that lacks them, to test them; speed is not measured.
 
     python tools/avx512_emulated.py [--only RUN] [options of pytest]
     python tools/avx512_emulated.py --run SCRIPT [arguments]
@@ -54,8 +54,8 @@ RUNS = {
 def reason_to_skip() -> str | None:
     """Why nothing is to be emulated here, in words; None where it is."""
     flags = Path("/proc/cpuinfo").read_text().split() if platform.machine() == "x86_64" else []
-    if "avx512_bf16" in flags:
-        return "this CPU has AVX-512 with bfloat16 itself: unit-kernel runs these levels on it"
+    if "amx_bf16" in flags:
+        return "this CPU has AVX-512 and AMX with bfloat16 itself: unit-kernel runs these levels on it"
     if "avx2" not in flags:
         return "the emulation is made of AVX2, which this CPU lacks"
     return None
@@ -90,7 +90,7 @@ def install_emulated_kernel() -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(WHEELS)]
     kernel = str(ROOT / "packages" / "fag-kernel")
-    run_logged("building fag-kernel with AVX-512 emulated (C++, minutes)", [*build, kernel], LOG, env)
+    run_logged("building fag-kernel with AVX-512 and AMX emulated (C++, minutes)", [*build, kernel], LOG, env)
     (wheel,) = WHEELS.glob("fag_kernel-*.whl")
     install = [*pip, "install", "--no-deps", "--no-index", "--upgrade", "--target", str(INSTALLED)]
     run_logged("installing it apart", [*install, str(wheel)], LOG, os.environ)

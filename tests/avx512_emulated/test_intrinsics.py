@@ -7,11 +7,15 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rounding import flushed, fused
 
 pytestmark = [
     pytest.mark.skipif(
@@ -67,24 +71,6 @@ def assert_same(actual, expected):
     np.testing.assert_array_equal(np.isnan(actual.astype(np.float64)), is_nan)
     word = {2: np.uint16, 4: np.uint32}[actual.itemsize]
     np.testing.assert_array_equal(actual[~is_nan].view(word), expected[~is_nan].view(word))
-
-
-def flushed(x):
-    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
-
-
-def fused(a, b, c):
-    """float32(a * b + c), rounded once.
-
-    The sum of the exact product and c is rounded to odd in float64, so that the second rounding is right.
-    """
-    product, c = a.astype(np.float64) * b, c.astype(np.float64)
-    total = product + c
-    rest = total - product
-    error = (product - (total - rest)) + (c - rest)
-    is_even = total.view(np.int64) % 2 == 0
-    to_odd = (error != 0) & is_even & np.isfinite(total)
-    return np.where(to_odd, np.nextafter(total, np.copysign(np.inf, error)), total).astype(np.float32)
 
 
 @pytest.mark.parametrize("numbers", ["all", "close"])
