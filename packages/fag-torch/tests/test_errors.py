@@ -447,9 +447,12 @@ def test_refused_calls_allocate_and_write_nothing(make_call, monkeypatch):
             fag_torch.flash_attn(*call.qkv, **change)
 
 
-def test_python_functions_refuse_ints_that_the_schema_cannot_hold():
-    q = torch.zeros(1, 4, 2, 8)
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_python_functions_refuse_ints_that_the_schema_cannot_hold(is_direct):
+    q = torch.zeros(1, 4, 2, 8, requires_grad=not is_direct)
     with pytest.raises(TypeError, match="flash_attn: max_seqlen_q must be an int, got NoneType None"):
         fag_torch.flash_attn(q, q, q, max_seqlen_q=None)
     with pytest.raises(ValueError, match=f"flash_attn: win_left must be in .*, got {2**70}"):
         fag_torch.flash_attn(q, q, q, win_left=2**70)
+    with pytest.raises(ValueError, match=f"flash_attn: mask_mode must be NO_MASK .*, got {2**70}"):
+        fag_torch.flash_attn(q, q, q, mask_mode=2**70)

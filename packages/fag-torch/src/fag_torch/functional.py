@@ -471,7 +471,7 @@ def _mask_mode(op: str, value: Any) -> int:
     """The int of a mask mode. Usual forms first: torch.compile of older releases cannot follow the rest."""
     if type(value) is str and value.upper() in _MODES:
         return _MODES[value.upper()]
-    if type(value) is int or type(value) is MaskMode:
+    if type(value) is MaskMode or (type(value) is int and -_INT64 <= value < _INT64):
         return int(value)  # the operator refuses the wrong ones
     return int(MaskMode.parse(op, value))
 
