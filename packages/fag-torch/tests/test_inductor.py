@@ -12,6 +12,8 @@ import torch
 from fag_torch import flash_attention, flash_attn, inductor, tensor_memo
 from fag_torch.tensor_memo import TensorMemo, version_of
 
+OVERLOAD = torch.ops.fag.attention_forward.default
+
 
 def starts(lengths):
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
@@ -71,6 +73,41 @@ def test_nothing_is_remembered_where_inductor_cannot_be_told(monkeypatch):
     monkeypatch.delattr(lowering, "fallback_handler")
     inductor.keep_arguments("fag", "attention_forward")
     assert memo.get(tensor) is None
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """Inductor's module of lowerings, where the operator has ours until the end of this test."""
+    lowering = pytest.importorskip("torch._inductor.lowering")
+    monkeypatch.setattr(tensor_memo, "_is_distrusted", False)
+    inductor.keep_arguments("fag", "attention_forward")
+    monkeypatch.setitem(lowering.lowerings, OVERLOAD, lowering.lowerings[OVERLOAD])
+    monkeypatch.setitem(inductor._ours, OVERLOAD, inductor._ours[OVERLOAD])
+    yield lowering
+    lowering.fallbacks.discard(OVERLOAD)
+
+
+def test_a_fallback_that_replaces_ours_is_replaced(table):
+    """torch_npu makes fallbacks of all that it finds in the table and does not know."""
+    ours = table.lowerings[OVERLOAD]
+    table.make_fallback(OVERLOAD)
+    assert table.lowerings[OVERLOAD] is not ours
+    inductor.keep_arguments("fag", "attention_forward")
+    again = table.lowerings[OVERLOAD]
+    assert again.__module__ == inductor.__name__
+    inductor.keep_arguments("fag", "attention_forward")
+    assert table.lowerings[OVERLOAD] is again
+    assert not tensor_memo._is_distrusted
+
+
+def test_nothing_is_remembered_where_another_lowering_is_in_force(table):
+    def theirs():
+        pass
+
+    table.lowerings[OVERLOAD] = theirs
+    inductor.keep_arguments("fag", "attention_forward")
+    assert table.lowerings[OVERLOAD] is theirs
+    assert tensor_memo._is_distrusted
 
 
 def test_nothing_is_done_before_inductor_is_loaded(monkeypatch):

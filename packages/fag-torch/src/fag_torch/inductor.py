@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -18,12 +18,16 @@ from fag_torch import tensor_memo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: What `_register` has put into Inductor's table. torch_npu, when it first compiles, replaces by a fallback
+#: whatever it does not know there.
+_ours: Final[dict[torch._ops.OpOverload[Any, Any], Any]] = {}
+
 
 def keep_arguments(namespace: str, op: str) -> None:
     """Has Inductor keep the integer arguments of an operator as they are while its generated code runs.
 
     Does nothing unless Inductor is loaded, so it is called whenever the operator is traced. Where Inductor
-    lacks what that takes, nothing is remembered any more.
+    lacks what that takes, or compiles the operator in somebody else's way, nothing is remembered any more.
 
     Args:
         namespace: Of torch.ops.
@@ -40,8 +44,13 @@ def keep_arguments(namespace: str, op: str) -> None:
 
 def _register(overload: torch._ops.OpOverload[Any, Any]) -> None:
     lowering: Any = importlib.import_module("torch._inductor.lowering")
-    if overload in lowering.lowerings:
-        return
+    found = lowering.lowerings.get(overload)
+    if found is not None:
+        if found is _ours.get(overload):
+            return
+        if overload not in lowering.fallbacks:
+            tensor_memo.distrust()
+            return
     graph_of: Any = importlib.import_module("torch._inductor.virtualized").V
     ir: Any = importlib.import_module("torch._inductor.ir")
     call: Callable[..., Any] = lowering.fallback_handler(overload, add_to_fallback_set=False)
@@ -57,4 +66,4 @@ def _register(overload: torch._ops.OpOverload[Any, Any]) -> None:
         return call(*map(kept, args), **{name: kept(argument) for name, argument in kwargs.items()})
 
     lowering.add_layout_constraint(overload, lowering.constrain_to_fx_strides)
-    lowering.register_lowering(overload, type_promotion_kind=None)(lower)
+    _ours[overload] = lowering.register_lowering(overload, type_promotion_kind=None)(lower)
