@@ -114,8 +114,8 @@ static inline void multiply_block(const Word* a, std::int64_t lda, const Word* b
 }
 
 /// Rows [row, row_end) of C in blocks of `height` rows, over `groups` groups from `word` on.
-static inline void multiply_rows(const Gemm& args, int row, int row_end, int height, int word, int groups,
-                                 const Sums& sums) {
+static void multiply_groups(const Gemm& args, int row, int row_end, int height, int word, int groups,
+                            const Sums& sums) {
     for (; row < row_end; row += height) {
         for (int col = 0; col < args.n; col += kBlockSide) {
             const Word* a = args.a + row * args.lda + word;
@@ -131,23 +131,25 @@ static inline void multiply_rows(const Gemm& args, int row, int row_end, int hei
     }
 }
 
-/// Blocks of full height, then the rows that are left; of each the full groups, then the words that are left.
-static inline void multiply(Tiles& tiles, const Gemm& args, const Sums& sums) {
+/// Rows [row, row_end) of C in blocks of `height` rows: the full groups, then the words that are left.
+static void multiply_rows(Tiles& tiles, const Gemm& args, int row, int row_end, int height, const Sums& sums) {
     const int full_groups = args.k / kTileSide, words_left = args.k % kTileSide;
-    const Sums so_far = full_groups == 0 ? sums : Sums{sums.to, sums.ld_to, sums.to, sums.ld_to};
-    const int ends[] = {args.m / kBlockSide * kBlockSide, args.m};
-    for (int row = 0, part = 0; part < 2; row = ends[part++]) {
-        const int height = part == 0 ? kBlockSide : ends[1] - ends[0];
-        if (row == ends[part]) continue;
-        if (full_groups > 0 || words_left == 0) {
-            tiles.configure(height, kTileSide);
-            multiply_rows(args, row, ends[part], height, 0, full_groups, sums);
-        }
-        if (words_left > 0) {
-            tiles.configure(height, words_left);
-            multiply_rows(args, row, ends[part], height, full_groups * kTileSide, 1, so_far);
-        }
+    if (full_groups > 0 || words_left == 0) {
+        tiles.configure(height, kTileSide);
+        multiply_groups(args, row, row_end, height, 0, full_groups, sums);
     }
+    if (words_left > 0) {
+        const Sums so_far = full_groups == 0 ? sums : Sums{sums.to, sums.ld_to, sums.to, sums.ld_to};
+        tiles.configure(height, words_left);
+        multiply_groups(args, row, row_end, height, full_groups * kTileSide, 1, so_far);
+    }
+}
+
+/// The blocks of full height, then the rows that are left.
+static void multiply(Tiles& tiles, const Gemm& args, const Sums& sums) {
+    const int rows_left = args.m % kBlockSide, full = args.m - rows_left;
+    if (full > 0) multiply_rows(tiles, args, 0, full, kBlockSide, sums);
+    if (rows_left > 0) multiply_rows(tiles, args, full, args.m, rows_left, sums);
 }
 
 /// Products::gemm. What is added to C must be summed apart first: a block of rows at a time, while it is near.
