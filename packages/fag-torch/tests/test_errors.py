@@ -456,3 +456,10 @@ def test_python_functions_refuse_ints_that_the_schema_cannot_hold(is_direct):
         fag_torch.flash_attn(q, q, q, win_left=2**70)
     with pytest.raises(ValueError, match=f"flash_attn: mask_mode must be NO_MASK .*, got {2**70}"):
         fag_torch.flash_attn(q, q, q, mask_mode=2**70)
+
+
+@pytest.mark.parametrize("value", ["no", None, [True], torch.tensor([True, False])])
+def test_a_flag_is_true_or_false(make_call, value):
+    name = type(value).__name__
+    with pytest.raises(TypeError, match=f"flash_attn: return_softmax_lse must be a bool, got {name}"):
+        fag_torch.flash_attn(*make_call().qkv, return_softmax_lse=value)

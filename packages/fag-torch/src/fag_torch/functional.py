@@ -211,8 +211,7 @@ def flash_attn(
         _int(op, "win_left", win_left), _int(op, "win_right", win_right),
         _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
         _layout(op, "layout_q", layout_q), _layout(op, "layout_kv", layout_kv),
-        _layout(op, "layout_out", layout_out),
-        return_softmax_lse,
+        _layout(op, "layout_out", layout_out), _flag(op, "return_softmax_lse", return_softmax_lse),
     )  # fmt: skip
 
 
@@ -480,6 +479,13 @@ def _scale(op: str, value: Any) -> Any:
     if type(value) is float or isinstance(value, torch.SymFloat):
         return value
     return check_softmax_scale(op, value)
+
+
+def _flag(op: str, name: str, value: Any) -> bool:
+    """A bool; an int is one for the schema, other things are true or false by accident."""
+    if isinstance(value, int):
+        return bool(value)
+    raise type_error(op, name, "must be a bool", type(value).__name__)
 
 
 def _layout(op: str, name: str, value: Any) -> Any:
