@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -230,3 +231,9 @@ def test_import_needs_neither_torch_nor_matplotlib() -> None:
     code = f"import sys, fag_metadata; print(*sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == ""
+
+
+def test_a_forward_split_is_frozen() -> None:
+    view = unpack(flash_attn_metadata(8, 2, 64, batch_size=1, max_seqlen_q=9, max_seqlen_kv=9))
+    with pytest.raises(FrozenInstanceError):
+        view.forward.m = 64  # type: ignore[misc]

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import os
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,6 +150,32 @@ def test_problems_are_equal_by_value_and_hash() -> None:
     assert first != packed(mask_mode=3)
     assert first != "problem"
     assert len({first, second, sizes()}) == 2
+
+
+@pytest.mark.parametrize("made", [sizes, packed])
+def test_problems_are_frozen_and_their_copies_equal(made: Callable[[], AttentionProblem]) -> None:
+    problem = made()
+    key = hash(problem), problem.identity
+    for other in (copy.copy(problem), copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
+        assert other == problem
+        assert (hash(other), other.identity) == key
+    assert dataclasses.replace(problem, dv=32).identity != problem.identity
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        problem.n1 = 4  # type: ignore[misc]
+
+
+def test_a_pickled_problem_is_equal_in_another_process(tmp_path: Path) -> None:
+    problem, file = packed(), tmp_path / "problem"
+    hash(problem)  # kept, and of names: another number under another PYTHONHASHSEED
+    file.write_bytes(pickle.dumps(problem))
+    script = (
+        "import dataclasses, pathlib, pickle, sys\n"
+        "problem = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())\n"
+        "assert problem in {dataclasses.replace(problem)}\n"
+    )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", script, file], check=True, env=environment)
 
 
 def test_lengths_cannot_be_changed() -> None:

@@ -228,7 +228,7 @@ def get_include() -> str:
     return path.join(path.dirname(path.abspath(__file__)), "include")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class ForwardSplit:
     """Who computes which forward blocks, and who merges which partial results.
 

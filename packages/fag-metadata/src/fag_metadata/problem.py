@@ -87,6 +87,10 @@ class AttentionProblem:
             return False
         return bool(_values(self) == _values(other))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the fields alone: a kept hash of names is another number in another process."""
+        return self._of, _values(self)
+
     @property
     def g(self) -> int:
         """Query heads per key-value head."""
