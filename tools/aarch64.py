@@ -8,15 +8,14 @@ tox's environment aarch64 calls it, in the environment that holds the built whee
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import emulated
 from aarch64_root import FOLDER, LOG, PYTHON, check_programs, make_system, pip_install
-from console import Failure, run_logged, say
+from console import Failure, run_logged
 from wheels import DIST, ROOT
 
 WHEELS = FOLDER / "wheels"
@@ -89,12 +88,7 @@ def environment(cpu: str) -> dict[str, str]:
 
 def main(argv: list[str]) -> int:
     """Builds, installs and runs; returns the first exit status that is not 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=RUNS, help="one run instead of all")
-    parser.add_argument("--run", nargs=argparse.REMAINDER, help="a script instead of tests")
-    args, options = parser.parse_known_args(argv)
+    wish = emulated.parse(__doc__, RUNS, argv)
     check_programs()
     make_system()
     wheel = build_wheel()
@@ -103,29 +97,16 @@ def main(argv: list[str]) -> int:
         [str(wheel), "fag-metadata", "fag-torch"],
         ["--no-deps", "--no-index", "--find-links", str(DIST), "--force-reinstall"],
     )
-    if args.run:
+    if wish.script:
         cpu = os.environ.get("FAG_EMULATED_CPU", "max")
-        return subprocess.run([str(PYTHON), *args.run], env=environment(cpu), check=False).returncode
+        return emulated.run_script(PYTHON, wish.script, environment(cpu))
     status = 0
-    for name in [args.only] if args.only else RUNS:
+    for name in wish.runs:
         run = RUNS[name]
-        say(f"\naarch64: {name}, on an emulated {run.cpu}")
-        command = [
-            str(PYTHON),
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "-n",
-            "auto",
-            "--deselect",
-            NOT_EMULATED,
-        ]
-        done = subprocess.run(
-            [*command, *run.tests, *options], cwd=ROOT, env=environment(run.cpu), check=False
-        )
-        status = status or done.returncode
+        words = ("--deselect", NOT_EMULATED, *run.tests, *wish.options)
+        title = f"aarch64: {name}, on an emulated {run.cpu}"
+        code = emulated.run_tests(title, PYTHON, words, environment(run.cpu))
+        status = status or code
     return status
 
 

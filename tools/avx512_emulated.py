@@ -9,16 +9,15 @@ the environment that holds the built wheels and the build tools.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import debian
+import emulated
 from console import Failure, run_logged, say
 from environments import CACHE
 from wheels import ROOT
@@ -107,12 +106,7 @@ def environment() -> dict[str, str]:
 
 def main(argv: list[str]) -> int:
     """Builds, installs and runs; returns the first exit status that is not 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=RUNS, help="one run instead of all")
-    parser.add_argument("--run", nargs=argparse.REMAINDER, help="a script instead of tests")
-    args, options = parser.parse_known_args(argv)
+    wish = emulated.parse(__doc__, RUNS, argv)
     reason = reason_to_skip()
     if reason is None:
         try:
@@ -123,14 +117,13 @@ def main(argv: list[str]) -> int:
         say(f"avx512-emulated: skipped, {reason}")
         return 0
     install_emulated_kernel()
-    if args.run:
-        return subprocess.run([sys.executable, *args.run], env=environment(), check=False).returncode
+    if wish.script:
+        return emulated.run_script(sys.executable, wish.script, environment())
     status = 0
-    for name in [args.only] if args.only else RUNS:
-        say(f"\navx512-emulated: {name}")
-        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "auto"]
-        done = subprocess.run([*pytest, *RUNS[name], *options], cwd=ROOT, env=environment(), check=False)
-        status = status or done.returncode
+    for name in wish.runs:
+        words = (*RUNS[name], *wish.options)
+        code = emulated.run_tests(f"avx512-emulated: {name}", sys.executable, words, environment())
+        status = status or code
     return status
 
 
