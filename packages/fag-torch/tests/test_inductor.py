@@ -63,7 +63,7 @@ def test_generated_code_leaves_lengths_alone_that_an_operator_has_read(attend):
 
 
 def test_nothing_is_remembered_where_inductor_cannot_be_told(monkeypatch):
-    lowering = pytest.importorskip("torch._inductor.lowering")
+    lowering = pytest.importorskip("torch._inductor.lowering", reason="this torch has no Inductor")
     monkeypatch.setattr(tensor_memo, "_is_distrusted", False)
     monkeypatch.setattr(lowering, "lowerings", {})
     memo: TensorMemo[str] = TensorMemo()
@@ -78,7 +78,7 @@ def test_nothing_is_remembered_where_inductor_cannot_be_told(monkeypatch):
 @pytest.fixture
 def table(monkeypatch):
     """Inductor's module of lowerings, where the operator has ours until the end of this test."""
-    lowering = pytest.importorskip("torch._inductor.lowering")
+    lowering = pytest.importorskip("torch._inductor.lowering", reason="this torch has no Inductor")
     monkeypatch.setattr(tensor_memo, "_is_distrusted", False)
     inductor.keep_arguments("fag", "attention_forward")
     monkeypatch.setitem(lowering.lowerings, OVERLOAD, lowering.lowerings[OVERLOAD])
