@@ -17,7 +17,7 @@ from .ranges import Int64Array, running_sums
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
-_SECTIONS_AT_A_TIME = 128  # keeps intermediate arrays in the cache, and small beside the tensor
+_SECTIONS_AT_A_TIME = 192  # keeps intermediate arrays in the cache, and small beside the tensor
 
 
 class Cuts(NamedTuple):
@@ -64,8 +64,9 @@ def pack_forward(
     tensor, fa, fd = new_tensor(num_sections, cube_cores, vector_cores, cube_slots(cube_cores))
     has_merges = num_sections == 1 and _pack_sections(blocks, cuts, places, fa, fd, num_vectors)
     first = 0
-    for begin in range(0, num_sections if num_sections > 1 else 0, _SECTIONS_AT_A_TIME):
-        part = slice(begin, begin + _SECTIONS_AT_A_TIME)
+    size = -(-num_sections // -(-num_sections // _SECTIONS_AT_A_TIME))  # of equal parts
+    for begin in range(0, num_sections if num_sections > 1 else 0, size):
+        part = slice(begin, begin + size)
         ends, used = cuts.section_ends[part], cuts.num_used[part]
         cores = slice(first, first + int(used.sum()))
         stays = None if cuts.stays is None else cuts.stays[cores]
