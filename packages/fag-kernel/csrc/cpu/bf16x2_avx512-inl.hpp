@@ -68,21 +68,17 @@ static inline __mmask32 not_finite(__m512i words) {
 }
 
 /// Pairs along columns: the row as it is stored.
-static bool pack_columns_bf16x2(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst,
+static void pack_columns_bf16x2(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst,
                                 std::int64_t ld) {
     const int words = (cols + 1) / 2;
-    __mmask32 bad = 0;
     for (int row = 0; row < rows; ++row) {
         const char* in = static_cast<const char*>(src) + row * stride_bytes;
         for (int at = 0; at < words; at += 16) {
             const int left = cols - 2 * at;
             const __mmask32 kept = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
-            const __m512i x = _mm512_maskz_loadu_epi16(kept, in + 4 * at);
-            bad |= not_finite(x);
-            _mm512_storeu_si512(dst + row * ld + at, x);
+            _mm512_storeu_si512(dst + row * ld + at, _mm512_maskz_loadu_epi16(kept, in + 4 * at));
         }
     }
-    return bad == 0;
 }
 
 /// Pairs along rows: rows 2r and 2r + 1 interleaved.

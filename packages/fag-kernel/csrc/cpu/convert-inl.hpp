@@ -11,9 +11,10 @@ static inline const char* element(const void* base, std::int64_t stride_bytes, i
 }
 
 /// Rows widened to float32, zeros up to a multiple of kAlign. x * 0 is 0 unless x is not finite: that sums up the check,
-/// in chains enough to hide the latency of the addition.
+/// in chains enough to hide the latency of the addition. Inlined, so that it costs nothing where nobody asks for it.
 template <DType type>
-static bool pack_f32(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst, std::int64_t ld) {
+[[gnu::always_inline]] static inline bool widen_rows(const void* src, std::int64_t stride_bytes, int rows, int cols,
+                                                     Word* dst, std::int64_t ld) {
     using F = Vec::F;
     constexpr int kChains = 4;
     const int unrolled = cols / (kChains * Vec::lanes) * (kChains * Vec::lanes);
@@ -47,6 +48,18 @@ static bool pack_f32(const void* src, std::int64_t stride_bytes, int rows, int c
         for (; col < padded; col += Vec::lanes) Vec::store(out + col, Vec::zero());
     }
     return Vec::sum((witness[0] + witness[1]) + (witness[2] + witness[3])) == 0.0f;
+}
+
+/// With words of one value both orders are the same.
+template <DType type>
+static void pack_columns_f32(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst,
+                             std::int64_t ld) {
+    widen_rows<type>(src, stride_bytes, rows, cols, dst, ld);
+}
+
+template <DType type>
+static bool pack_rows_f32(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst, std::int64_t ld) {
+    return widen_rows<type>(src, stride_bytes, rows, cols, dst, ld);
 }
 
 static void transpose(const Word* src, std::int64_t ld_src, int rows, int cols, Word* dst, std::int64_t ld_dst) {

@@ -120,8 +120,8 @@ struct Products {
     void (*softmax_grad)(const SoftmaxGrad&);
     void (*softmax_step)(const SoftmaxStep&);
     void (*share_residual)(const ResidualShare&);  ///< null where dS is not rounded
-    /// dst[row][column] words along columns (the last word of an odd row gets a zero). False if a value is not finite.
-    bool (*pack_columns[kDTypes])(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst,
+    /// dst[row][column] words along columns (the last word of an odd row gets a zero).
+    void (*pack_columns[kDTypes])(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst,
                                   std::int64_t ld);
     /// dst[row / packing][column] words along rows (a missing last row is zero). False if a value is not finite.
     bool (*pack_rows[kDTypes])(const void* src, std::int64_t stride_bytes, int rows, int cols, Word* dst, std::int64_t ld);

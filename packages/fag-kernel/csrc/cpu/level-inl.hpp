@@ -18,8 +18,8 @@ constexpr Products products_f32() {
         .softmax_grad = softmax_grad_f32<Exp>,
         .softmax_step = softmax_step<StoreF32, Exp>,
         .share_residual = nullptr,
-        .pack_columns = {pack_f32<DType::f16>, pack_f32<DType::bf16>, pack_f32<DType::f32>},
-        .pack_rows = {pack_f32<DType::f16>, pack_f32<DType::bf16>, pack_f32<DType::f32>},
+        .pack_columns = {pack_columns_f32<DType::f16>, pack_columns_f32<DType::bf16>, pack_columns_f32<DType::f32>},
+        .pack_rows = {pack_rows_f32<DType::f16>, pack_rows_f32<DType::bf16>, pack_rows_f32<DType::f32>},
     };
 }
 

@@ -41,13 +41,12 @@ Layout2D layout_of(std::int64_t cols, const Products& products) {
     return shape;
 }
 
-bool Packer::rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const {
+void Packer::rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const {
     const auto pack = products.pack_columns[static_cast<int>(dtype)];
-    const bool is_finite = pack(src.base, src.stride_bytes, num_rows, shape.cols, dst, shape.row_words);
+    pack(src.base, src.stride_bytes, num_rows, shape.cols, dst, shape.row_words);
     const std::int64_t missing = round_up(num_rows, kAlign) - num_rows;
     std::memset(dst + static_cast<std::int64_t>(num_rows) * shape.row_words, 0,
                 static_cast<std::size_t>(missing * shape.row_words) * sizeof(Word));
-    return is_finite;
 }
 
 bool Packer::rows_transposed(const Rows& src, int num_rows, const Layout2D& shape, Word* dst,

@@ -34,7 +34,7 @@ struct Packer {
     Word* scratch;  ///< as many words as rows x padded columns of the largest tile
 
     /// dst[row][word along the row], distance row_words; missing rows up to a multiple of kAlign are zero.
-    bool rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const;
+    void rows(const Rows& src, int num_rows, const Layout2D& shape, Word* dst) const;
     /// dst[col][word along the rows]; cleaned. False if something had to be cleaned.
     bool rows_transposed(const Rows& src, int num_rows, const Layout2D& shape, Word* dst, std::int64_t distance) const;
     /// B panels over the rows as columns: panel p at dst + p * panel * row_words, [word along the row][row].
