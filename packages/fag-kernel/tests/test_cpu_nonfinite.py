@@ -9,7 +9,7 @@ import pytest
 from fag_kernel import abi
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cpu_cases import CAUSAL, DTYPES, WINDOW, Case, assert_same_bits, relative_error
+from cpu_cases import CAUSAL, DTYPES, WINDOW, Case, assert_same_bits, bits, relative_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(invalid value|overflow):RuntimeWarning")
 
@@ -152,6 +152,21 @@ def test_nan_of_all_ones_is_not_rounded_away(dtype, word):
     is_nan = np.isnan(dq.astype(np.float32))
     assert is_nan[0, 20].all()
     assert is_nan.sum() == 40
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_nan_is_the_same_bits(dtype):
+    """Of two NaNs that are added one is left, and which one depends on the thread that adds them."""
+    case = Case("BSND", dtype, n1=2, n2=1, d=40, s1=600, s2=600, has_dlse=True)
+    clean = case.forward()
+    negative_nan = {2: 0xFFFF, 4: 0xFFC12345}[case.k.itemsize]
+    for array in (case.q, case.k, case.v, case.dout):
+        bits(array).reshape(-1)[[4011, 16003]] = negative_nan  # views: in tiles apart, both seen by all rows
+        array.reshape(-1)[[9000, 22007]] = np.inf, np.nan
+    for threads in (1, 2, 3, 8):
+        for array in (case.forward(threads=threads)[0], *case.backward(*clean, threads=threads)[:3]):
+            nans = bits(array)[np.isnan(array.astype(np.float32))]
+            assert set(nans.tolist()) == {bits(np.array(np.nan, array.dtype)).item()}
 
 
 @pytest.mark.parametrize("layout", ["BNSD", "TND"])

@@ -96,16 +96,20 @@ template <DType type>
 static void store_rows(const float* src, std::int64_t ld, int rows, int cols, const float* scale,
                        std::int64_t scale_step, void* dst, std::int64_t stride_bytes) {
     const int whole = cols / Vec::lanes * Vec::lanes;
+    const Vec::F nan = Vec::set(__builtin_nanf(""));
     for (int row = 0; row < rows; ++row) {
         const Vec::F factor = Vec::set(scale[row * scale_step]);
         const float* in = src + row * ld;
+        const auto scaled = [&](int col) {
+            const Vec::F x = Vec::load(in + col) * factor;
+            return Vec::select(Vec::is_nan(x), nan, x);
+        };
         char* out = static_cast<char*>(dst) + row * stride_bytes;
         for (int col = 0; col < whole; col += Vec::lanes) {
-            Vec::store_as<type>(out + col * kDTypeBytes[static_cast<int>(type)], Vec::load(in + col) * factor);
+            Vec::store_as<type>(out + col * kDTypeBytes[static_cast<int>(type)], scaled(col));
         }
         if (whole < cols) {
-            Vec::store_part<type>(out + whole * kDTypeBytes[static_cast<int>(type)], Vec::load(in + whole) * factor,
-                                  cols - whole);
+            Vec::store_part<type>(out + whole * kDTypeBytes[static_cast<int>(type)], scaled(whole), cols - whole);
         }
     }
 }

@@ -137,7 +137,8 @@ struct Isa {
     /// out[r] = sum over columns of a[r][c] * b[r][c], float32.
     void (*dot_rows[kDTypes])(const void* a, std::int64_t a_stride_bytes, const void* b, std::int64_t b_stride_bytes,
                               int rows, int cols, float* out);
-    /// dst[r] = scale[r * scale_step] * src[r], rounded once, to nearest even.
+    /// dst[r] = scale[r * scale_step] * src[r], rounded once, to nearest even. Every NaN is the one without a sign and with
+    /// one bit set: which of two NaNs a sum takes on is up to the code that adds them, and that is up to the threads.
     void (*store_rows[kDTypes])(const float* src, std::int64_t ld, int rows, int cols, const float* scale,
                                 std::int64_t scale_step, void* dst, std::int64_t stride_bytes);
 

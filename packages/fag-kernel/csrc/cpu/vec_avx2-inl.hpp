@@ -35,6 +35,7 @@ struct Vec {
         const __m256i inside = _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane);
         return _mm256_castsi256_ps(_mm256_andnot_si256(below, inside));
     }
+    static M is_nan(F x) { return _mm256_cmp_ps(x, x, _CMP_UNORD_Q); }
     static F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
     static float sum(F x) {
         const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -63,6 +64,7 @@ struct Vec {
         return load_lanes<Vec, type>(p, n);
     }
 
+    /// Rounds to nearest even; a NaN must be that of isa.hpp.
     template <DType type>
     static void store_as(void* p, F x) {
         if constexpr (type == DType::f32) {
@@ -104,10 +106,7 @@ private:
         const __m256i bits = _mm256_castps_si256(x);
         const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
         const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-        const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
-        const __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-        const __m256i chosen = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
-        const __m256i words = _mm256_srli_epi32(chosen, 16);
+        const __m256i words = _mm256_srli_epi32(rounded, 16);
         return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     }
 };

@@ -27,6 +27,7 @@ struct Vec {
     static M between(int at, int first, int last) {
         return static_cast<M>(low_bits(last - at) & ~low_bits(first - at));
     }
+    static M is_nan(F x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q); }
     static F select(M m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
     static float sum(F x) { return _mm512_reduce_add_ps(x); }
     static float highest(F x) { return _mm512_reduce_max_ps(x); }
@@ -51,6 +52,7 @@ struct Vec {
         }
     }
 
+    /// Rounds to nearest even; a NaN must be that of isa.hpp.
     template <DType type>
     static void store_as(void* p, F x) {
         if constexpr (type == DType::f32) {
@@ -116,9 +118,7 @@ private:
         const __m512i bits = _mm512_castps_si512(x);
         const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
         const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-        const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
-        const M is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, quiet), 16));
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
     }
 };
 

@@ -33,6 +33,7 @@ struct Vec {
         const int32x4_t lane = vaddq_s32(int32x4_t{0, 1, 2, 3}, vdupq_n_s32(at));
         return vandq_u32(vcgeq_s32(lane, vdupq_n_s32(first)), vcltq_s32(lane, vdupq_n_s32(last)));
     }
+    static M is_nan(F x) { return vmvnq_u32(vceqq_f32(x, x)); }
     static F select(M m, F yes, F no) { return vbslq_f32(m, yes, no); }
     static float sum(F x) { return vaddvq_f32(x); }
     static float highest(F x) { return vmaxvq_f32(x); }
@@ -53,6 +54,7 @@ struct Vec {
         return load_lanes<Vec, type>(p, n);
     }
 
+    /// Rounds to nearest even; a NaN must be that of isa.hpp.
     template <DType type>
     static void store_as(void* p, F x) {
         if constexpr (type == DType::f32) {
@@ -90,9 +92,7 @@ private:
 #else
         const uint32x4_t bits = vreinterpretq_u32_f32(x);
         const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-        const uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
-        const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x00400000));
-        return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16);
+        return vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), 16);
 #endif
     }
 };

@@ -8,13 +8,18 @@
 namespace fag::cpu::FAG_LEVEL {
 
 struct Vec {
-    using F = float __attribute__((vector_size(16), aligned(4), may_alias));
-    using I = std::int32_t __attribute__((vector_size(16), aligned(4), may_alias));
+    using F = float __attribute__((vector_size(16)));
+    using I = std::int32_t __attribute__((vector_size(16)));
     using M = I;  ///< all ones where set
     static constexpr int lanes = 4;
 
-    static F load(const float* p) { return *reinterpret_cast<const F*>(p); }
-    static void store(float* p, F x) { *reinterpret_cast<F*>(p) = x; }
+    // Copied, since floats need not be aligned as vectors are; clang does not heed a lesser alignment in the type.
+    static F load(const float* p) {
+        F x;
+        __builtin_memcpy(&x, p, sizeof x);
+        return x;
+    }
+    static void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
     static F set(float x) { return F{x, x, x, x}; }
     static I set_int(std::int32_t x) { return I{x, x, x, x}; }
     static F zero() { return set(0.0f); }
@@ -34,6 +39,7 @@ struct Vec {
         const I lane = I{0, 1, 2, 3} + set_int(at);
         return (lane >= set_int(first)) & (lane < set_int(last));
     }
+    static M is_nan(F x) { return x != x; }
     static F select(M m, F yes, F no) { return m ? yes : no; }
     static float sum(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
     static float highest(F x) {
@@ -58,6 +64,7 @@ struct Vec {
         return load_lanes<Vec, type>(p, n);
     }
 
+    /// Rounds to nearest even; a NaN must be that of isa.hpp.
     template <DType type>
     static void store_part(void* p, F x, int n) {
         if constexpr (type == DType::f32) {
@@ -81,8 +88,8 @@ struct Vec {
     }
 
 private:
-    static F as_float(I x) { return reinterpret_cast<F&>(x); }
-    static I as_int(F x) { return reinterpret_cast<I&>(x); }
+    static F as_float(I x) { return __builtin_bit_cast(F, x); }
+    static I as_int(F x) { return __builtin_bit_cast(I, x); }
 
     static F half_to_float(I h) {
         const I magnitude = (h & set_int(0x7fff)) << 13;
@@ -94,8 +101,7 @@ private:
 
     static I float_to_bf16(F x) {
         const I bits = as_int(x);
-        const I rounded = bits + set_int(0x7fff) + ((bits >> 16) & set_int(1));
-        return ((x == x ? rounded : (bits | set_int(0x00400000))) >> 16) & set_int(0xffff);
+        return ((bits + set_int(0x7fff) + ((bits >> 16) & set_int(1))) >> 16) & set_int(0xffff);
     }
 
     static I float_to_half(F x) {
