@@ -146,8 +146,9 @@ const Operator& find_operator(const std::string& symbol) {
 
 void check_names(const Operator& op, const Values& values) {
     for (const auto& [name, value] : values) {
-        const bool is_known = std::any_of(op.arguments.begin(), op.arguments.end(),
-                                          [&](const Argument& argument) { return name == argument.name; });
+        const bool is_known =  // clang before 16 captures no part of a structured binding by itself
+            std::any_of(op.arguments.begin(), op.arguments.end(),
+                        [&name = name](const Argument& argument) { return name == argument.name; });
         if (!is_known) {
             throw std::invalid_argument("cann: arguments must be those of " + std::string(op.symbol) + ", got " + name +
                                         ".");
