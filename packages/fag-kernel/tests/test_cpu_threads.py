@@ -146,6 +146,42 @@ def test_openmp_threads_of_torch_are_borrowed_but_never_in_a_forked_child(when, 
     assert done.returncode == 0, done.stderr
 
 
+# Calls too small to wake a thread for, but not to use one that spins: OpenMP's first team starts a thread.
+WAIT_POLICY_SCRIPT = """
+import os, sys, threading
+import torch
+sys.path.insert(0, sys.argv[1])
+from cpu_cases import Case
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # teams are no larger than the process
+case = Case("BSND", n1=1, n2=1, d=64, s1=150, s2=150)
+metadata = case.metadata()
+before = len(os.listdir("/proc/self/task"))
+for _ in range(300):
+    case.forward(threads=2, metadata=metadata)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="threads are borrowed where /proc counts them"
+)
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="more threads than cores never spin")
+@pytest.mark.parametrize(
+    ("policy", "borrowed"),
+    [("passive", 0), (" \tPassive\n", 0), ("active", 1), ("passively", 1), ("p", 1), (" ", 1), ("", 1)],
+)
+def test_the_wait_policy_is_read_as_openmp_reads_it(policy, borrowed):
+    pytest.importorskip("torch", reason="torch brings the OpenMP threads")
+    done = subprocess.run(
+        [sys.executable, "-c", WAIT_POLICY_SCRIPT, str(Path(__file__).parent)],
+        env=os.environ | {"OMP_WAIT_POLICY": policy, "FAG_CPU_OPENMP": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == borrowed
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_thread_counts_below_one_are_refused(threads):
     with pytest.raises(ValueError, match="num_threads must be at least 1"):

@@ -1,11 +1,14 @@
 #include "borrowed_threads.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include <dlfcn.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include "pool.hpp"
@@ -48,9 +51,15 @@ bool may_borrow(int team_size) {
     return true;
 }
 
+/// As the GNU runtime reads it: blanks around the word and its case do not matter, other words do not count.
 bool is_passive() {
     const char* wish = std::getenv("OMP_WAIT_POLICY");
-    return wish != nullptr && (wish[0] == 'p' || wish[0] == 'P');
+    if (wish == nullptr) return false;
+    constexpr std::string_view kBlanks = " \t\n\v\f\r", kPassive = "passive";
+    std::string_view word = wish;
+    word.remove_prefix(std::min(word.find_first_not_of(kBlanks), word.size()));
+    word = word.substr(0, word.find_last_not_of(kBlanks) + 1);
+    return word.size() == kPassive.size() && strncasecmp(word.data(), kPassive.data(), word.size()) == 0;
 }
 
 struct Call {
