@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -23,26 +24,26 @@ public:
         }
     }
 
-    /// Where a thread is.
+    /// Where a thread is: at a head, or at none.
     struct Place {
-        std::size_t head = 0;
-        bool has_head = false;
+        std::size_t head = std::numeric_limits<std::size_t>::max();
     };
 
-    /// The next span for the thread at `place`, or -1.
+    /// The next span for the thread at `place`, or -1: then and from then on.
     std::int64_t next(Place& place) {
-        std::int64_t span = place.has_head ? take(place.head) : -1;
+        std::int64_t span = take(place.head);
         if (span < 0) {
-            place = {next_head_.fetch_add(1), true};
-            span = place.head < heads_.size() ? take(place.head) : -1;
+            place.head = next_head_.fetch_add(1);
+            span = take(place.head);
         }
         while (span < 0 && find_fullest(place.head)) span = take(place.head);
         return span;
     }
 
 private:
+    /// The next span of the head, or -1 if it has none left or there is no such head.
     std::int64_t take(std::size_t head) {
-        if (taken_[head].load(std::memory_order_relaxed) >= heads_[head].end) return -1;
+        if (head >= heads_.size() || taken_[head].load(std::memory_order_relaxed) >= heads_[head].end) return -1;
         const std::int64_t span = taken_[head].fetch_add(1);
         return span < heads_[head].end ? span : -1;
     }
