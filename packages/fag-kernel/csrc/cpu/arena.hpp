@@ -1,6 +1,7 @@
 /// Scratch memory of one thread, reused from call to call.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,9 +31,9 @@ public:
 
     template <typename T>
     T* take(std::int64_t count) {
-        const std::size_t bytes =
-            (static_cast<std::size_t>(count) * sizeof(T) + kCacheLine - 1) / kCacheLine * kCacheLine;
-        if (blocks_.empty() || used_ + bytes > blocks_.back().bytes) add_block(bytes);
+        std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+        if (!kBlockPerPiece) bytes = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+        if (kBlockPerPiece || blocks_.empty() || used_ + bytes > blocks_.back().bytes) add_block(bytes);
         std::byte* p = blocks_.back().memory.get() + used_;
         used_ += bytes;
         return reinterpret_cast<T*>(p);
@@ -55,13 +56,19 @@ private:
     };
 
     void add_block(std::size_t needed) {
-        std::size_t bytes = needed > kSmallestBlock ? needed : kSmallestBlock;
-        if (bytes < wanted_) bytes = wanted_;
+        const std::size_t bytes = kBlockPerPiece ? needed : std::max({needed, kSmallestBlock, wanted_});
         blocks_.push_back({allocate_bytes(bytes), bytes});
         wanted_ = 0;
         total_ += bytes;
         used_ = 0;
     }
+
+    /// The address sanitizer sees whoever leaves a block, not whoever leaves his piece of it.
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr bool kBlockPerPiece = true;
+#else
+    static constexpr bool kBlockPerPiece = false;
+#endif
 
     static constexpr std::size_t kSmallestBlock = std::size_t{256} << 10;
     std::vector<Block> blocks_;
