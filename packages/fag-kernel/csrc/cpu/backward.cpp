@@ -39,9 +39,8 @@ void work_until_done(BackwardJob& job, Margins& margins) {
 
 }  // namespace
 
-void backward(const BackwardArgs& args, const Metadata& metadata) {
+void backward(const BackwardArgs& args) {
     const Problem& p = args.problem;
-    check_grad_work(p, metadata);
     const std::int64_t longest_q = longest(p.lengths_q), longest_kv = longest(p.lengths_kv);
     const TileShape shape =
         make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_q, longest_kv);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "arrays.hpp"
-#include "metadata.hpp"
 
 namespace fag::cpu {
 
@@ -19,12 +18,11 @@ struct BackwardArgs {
     int num_threads;
 };
 
-/// Writes all of dq, dk, dv (and dsinks). Throws std::invalid_argument before anything is written if the metadata does
-/// not fit the problem, std::bad_alloc if scratch memory is not to be had.
+/// Writes all of dq, dk, dv (and dsinks). Throws std::bad_alloc if scratch memory is not to be had.
 ///
-/// Bits depend on neither num_threads nor the metadata's split: dQ of a row is summed tile column by tile column (128
+/// Bits depend on neither num_threads nor the split of any metadata: dQ of a row is summed tile column by tile column (128
 /// keys, each from zero) in key order; dK and dV of a key are one sum over the query heads and, within a head, over
 /// ascending rows.
-void backward(const BackwardArgs& args, const Metadata& metadata);
+void backward(const BackwardArgs& args);
 
 }  // namespace fag::cpu

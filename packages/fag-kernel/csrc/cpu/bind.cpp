@@ -12,6 +12,7 @@
 #include "backward.hpp"
 #include "forward.hpp"
 #include "levels.hpp"
+#include "metadata.hpp"
 
 namespace py = pybind11;
 
@@ -19,8 +20,9 @@ namespace fag::cpu {
 namespace {
 
 using Words = py::array_t<std::int32_t, py::array::c_style>;
-/// (address, element strides of batch, sequence and head).
-using ArrayRef = std::pair<std::uintptr_t, std::array<std::int64_t, 3>>;
+/// Element strides of batch, sequence and head.
+using Strides = std::array<std::int64_t, 3>;
+using ArrayRef = std::pair<std::uintptr_t, Strides>;
 
 DType dtype_of(const std::string& name) {
     if (name == "float16") return DType::f16;
@@ -29,8 +31,7 @@ DType dtype_of(const std::string& name) {
     throw py::type_error("fag_kernel: dtype must be float16, bfloat16 or float32, got " + name + ".");
 }
 
-Array array_of(const ArrayRef& ref) {
-    const auto& [address, strides] = ref;
+Array array_of(std::uintptr_t address, const Strides& strides) {
     return {reinterpret_cast<std::byte*>(address), strides[0], strides[1], strides[2]};
 }
 
@@ -54,27 +55,74 @@ Metadata metadata_of(const Words& words) {
     return {words.data(), static_cast<std::int64_t>(words.size())};
 }
 
+/// Forwards of one problem on arrays that lie alike: what does not depend on their addresses is looked at once.
+class PreparedForward {
+public:
+    PreparedForward(const Problem& problem, const Words& metadata, const std::string& dtype, const Strides& q,
+                    const Strides& k, const Strides& v, const Strides& out)
+        : problem_(problem), dtype_(dtype_of(dtype)), q_(q), k_(k), v_(v), out_(out),
+          plan_(problem, metadata_of(metadata)) {}
+
+    void run(std::uintptr_t q, std::uintptr_t k, std::uintptr_t v, std::uintptr_t sinks, std::uintptr_t out,
+             std::uintptr_t lse, double softmax_scale, std::int64_t num_threads) {
+        const ForwardArgs args{problem_, dtype_, array_of(q, q_), array_of(k, k_), array_of(v, v_), floats_at(sinks),
+                               array_of(out, out_), floats_at(lse), checked_scale(softmax_scale),
+                               checked_threads(num_threads)};
+        const auto schedule = plan_.schedule(args.num_threads);  // Python's lock is the plan's
+        const py::gil_scoped_release unlocked;
+        forward(args, *schedule);
+    }
+
+private:
+    const Problem& problem_;
+    DType dtype_;
+    Strides q_, k_, v_, out_;
+    ForwardPlan plan_;
+};
+
+/// Likewise for gradients.
+class PreparedBackward {
+public:
+    PreparedBackward(const Problem& problem, const Words& metadata, const std::string& dtype, const Strides& q,
+                     const Strides& k, const Strides& v, const Strides& dout, const Strides& attn_out,
+                     const Strides& dq, const Strides& dk, const Strides& dv)
+        : problem_(problem), dtype_(dtype_of(dtype)), q_(q), k_(k), v_(v), dout_(dout), attn_out_(attn_out), dq_(dq),
+          dk_(dk), dv_(dv) {
+        check_grad_work(problem, metadata_of(metadata));
+    }
+
+    void run(std::uintptr_t q, std::uintptr_t k, std::uintptr_t v, std::uintptr_t dout, std::uintptr_t attn_out,
+             std::uintptr_t lse, std::uintptr_t dlse, std::uintptr_t sinks, std::uintptr_t dq, std::uintptr_t dk,
+             std::uintptr_t dv, std::uintptr_t dsinks, double softmax_scale, std::int64_t num_threads) const {
+        const BackwardArgs args{problem_, dtype_, array_of(q, q_), array_of(k, k_), array_of(v, v_),
+                                array_of(dout, dout_), array_of(attn_out, attn_out_), floats_at(lse), floats_at(dlse),
+                                floats_at(sinks), array_of(dq, dq_), array_of(dk, dk_), array_of(dv, dv_),
+                                floats_at(dsinks), checked_scale(softmax_scale), checked_threads(num_threads)};
+        const py::gil_scoped_release unlocked;
+        backward(args);
+    }
+
+private:
+    const Problem& problem_;
+    DType dtype_;
+    Strides q_, k_, v_, dout_, attn_out_, dq_, dk_, dv_;
+};
+
 void cpu_forward(const Problem& problem, const Words& metadata, const std::string& dtype, const ArrayRef& q,
                  const ArrayRef& k, const ArrayRef& v, std::uintptr_t sinks, const ArrayRef& out, std::uintptr_t lse,
                  double softmax_scale, std::int64_t num_threads) {
-    const ForwardArgs args{problem, dtype_of(dtype), array_of(q), array_of(k), array_of(v), floats_at(sinks),
-                           array_of(out), floats_at(lse), checked_scale(softmax_scale), checked_threads(num_threads)};
-    const Metadata words = metadata_of(metadata);
-    const py::gil_scoped_release unlocked;
-    forward(args, words);
+    PreparedForward(problem, metadata, dtype, q.second, k.second, v.second, out.second)
+        .run(q.first, k.first, v.first, sinks, out.first, lse, softmax_scale, num_threads);
 }
 
 void cpu_backward(const Problem& problem, const Words& metadata, const std::string& dtype, const ArrayRef& q,
                   const ArrayRef& k, const ArrayRef& v, const ArrayRef& dout, const ArrayRef& attn_out,
                   std::uintptr_t lse, std::uintptr_t dlse, std::uintptr_t sinks, const ArrayRef& dq, const ArrayRef& dk,
                   const ArrayRef& dv, std::uintptr_t dsinks, double softmax_scale, std::int64_t num_threads) {
-    const BackwardArgs args{problem, dtype_of(dtype), array_of(q), array_of(k), array_of(v), array_of(dout),
-                            array_of(attn_out), floats_at(lse), floats_at(dlse), floats_at(sinks), array_of(dq),
-                            array_of(dk), array_of(dv), floats_at(dsinks), checked_scale(softmax_scale),
-                            checked_threads(num_threads)};
-    const Metadata words = metadata_of(metadata);
-    const py::gil_scoped_release unlocked;
-    backward(args, words);
+    PreparedBackward(problem, metadata, dtype, q.second, k.second, v.second, dout.second, attn_out.second, dq.second,
+                     dk.second, dv.second)
+        .run(q.first, k.first, v.first, dout.first, attn_out.first, lse, dlse, sinks, dq.first, dk.first, dv.first,
+             dsinks, softmax_scale, num_threads);
 }
 
 }  // namespace
@@ -82,6 +130,17 @@ void cpu_backward(const Problem& problem, const Words& metadata, const std::stri
 void bind_cpu(py::module_& m) {
     m.def("cpu_forward", &cpu_forward, "Attention; see fag_kernel.abi.forward.");
     m.def("cpu_backward", &cpu_backward, "Gradient of attention; see fag_kernel.abi.backward.");
+    // The problem, argument 2, lives as long as what was prepared for it.
+    py::class_<PreparedForward>(m, "PreparedForward", "See fag_kernel.abi.prepare_forward.")
+        .def(py::init<const Problem&, const Words&, const std::string&, const Strides&, const Strides&, const Strides&,
+                      const Strides&>(),
+             py::keep_alive<1, 2>())
+        .def("run", &PreparedForward::run);
+    py::class_<PreparedBackward>(m, "PreparedBackward", "See fag_kernel.abi.prepare_backward.")
+        .def(py::init<const Problem&, const Words&, const std::string&, const Strides&, const Strides&, const Strides&,
+                      const Strides&, const Strides&, const Strides&, const Strides&, const Strides&>(),
+             py::keep_alive<1, 2>())
+        .def("run", &PreparedBackward::run);
     m.def("cpu_level", [] { return std::string(current_isa().name); }, "Instruction-set level in use.");
     m.def("cpu_levels", &available_levels, "Levels this CPU can run, weakest first.");
     m.def("cpu_levels_only_by_name", &levels_only_by_name, "Levels that are never chosen by themselves, and why.");

@@ -7,11 +7,11 @@
 #include <memory>
 
 #include "forward_block.hpp"
-#include "forward_schedule.hpp"
 #include "levels.hpp"
 #include "pool.hpp"
 #include "shared_sum.hpp"
 #include "span_queues.hpp"
+#include "threads_ahead.hpp"
 
 namespace fag::cpu {
 namespace {
@@ -295,10 +295,21 @@ void work_until_done(Job& job) {
 
 }  // namespace
 
-void forward(const ForwardArgs& args, const Metadata& metadata) {
+ForwardPlan::ForwardPlan(const Problem& problem, const Metadata& metadata)
+    : problem_(problem), pairs_(forward_pairs(problem)) {
+    check_forward_work(problem, metadata);
+}
+
+std::shared_ptr<const ForwardSchedule> ForwardPlan::schedule(int max_threads) {
+    const int threads = threads_worth_waking(2 * (problem_.d + problem_.dv), pairs_, max_threads);
+    if (kept_ != nullptr && kept_->num_threads == threads) return kept_;
+    auto made = std::make_shared<const ForwardSchedule>(make_forward_schedule(problem_, threads));
+    if (made->spans.size() <= kMostKeptSpans) kept_ = made;
+    return made;
+}
+
+void forward(const ForwardArgs& args, const ForwardSchedule& schedule) {
     const Problem& p = args.problem;
-    check_forward_work(p, metadata);
-    const ForwardSchedule schedule = make_forward_schedule(p, args.num_threads);
     std::int64_t longest_rows = 0, longest_kv = 0;
     for (const std::int64_t s : p.lengths_q) longest_rows = std::max(longest_rows, s * p.g);
     for (const std::int64_t s : p.lengths_kv) longest_kv = std::max(longest_kv, s);

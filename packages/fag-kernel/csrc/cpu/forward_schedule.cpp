@@ -10,7 +10,7 @@
 namespace fag::cpu {
 namespace {
 
-/// Costs in (query, key) pairs, those that a mask hides inside a block's keys included.
+/// Costs in pairs; see forward_pairs.
 struct Costs {
     std::vector<std::int64_t> blocks;       ///< of a kv head of each batch entry, one entry after the other
     std::vector<std::int64_t> first_block;  ///< (b + 1,)
@@ -128,10 +128,12 @@ Interval RowBlocks::units(std::int64_t b, std::int64_t block) const {
     return {seen.begin / kUnitKeys, ceil_div(seen.end, kUnitKeys)};
 }
 
-ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads) {
+std::int64_t forward_pairs(const Problem& problem) { return count_costs(problem).total; }
+
+ForwardSchedule make_forward_schedule(const Problem& problem, int num_threads) {
     const Costs costs = count_costs(problem);
     ForwardSchedule schedule;
-    schedule.num_threads = threads_worth_waking(2 * (problem.d + problem.dv), costs.total, max_threads);
+    schedule.num_threads = num_threads;
     Cutter cutter(problem, costs, schedule);
     for (std::int64_t b = 0; b < problem.b; ++b) {
         for (std::int64_t n2 = 0; n2 < problem.n2; ++n2) cutter.add_head(b, n2);

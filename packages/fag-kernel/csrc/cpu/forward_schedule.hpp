@@ -39,15 +39,18 @@ struct RowBlocks {
 };
 
 struct ForwardSchedule {
-    int num_threads = 1;              ///< worth waking for this much work, at most as many as allowed
+    int num_threads = 1;              ///< that it was made for
     std::vector<ForwardSpan> spans;  ///< kv head by kv head
     std::vector<Interval> heads;      ///< the spans of each kv head
     std::int64_t num_shared = 0;
 };
 
+/// (query, key) pairs of all heads, those that a mask hides inside a block's keys included.
+std::int64_t forward_pairs(const Problem& problem);
+
 /// Whole kv heads where that keeps all threads busy to the end, else row blocks, else pieces of one block: its units, or
 /// rows of it if all their keys are one unit. Bits depend on none of that: rows of a piece go through the steps of their
 /// block.
-ForwardSchedule make_forward_schedule(const Problem& problem, int max_threads);
+ForwardSchedule make_forward_schedule(const Problem& problem, int num_threads);
 
 }  // namespace fag::cpu

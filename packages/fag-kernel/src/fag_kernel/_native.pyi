@@ -5,7 +5,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-_ArrayRef = tuple[int, tuple[int, int, int]]
+_Strides = tuple[int, int, int]
+_ArrayRef = tuple[int, _Strides]
 
 class Problem:
     def __init__(
@@ -148,6 +149,67 @@ def cpu_backward(
     num_threads: int,
     /,
 ) -> None: ...
+
+class PreparedForward:
+    def __init__(
+        self,
+        problem: Problem,
+        metadata: NDArray[np.int32],
+        dtype: str,
+        q: _Strides,
+        k: _Strides,
+        v: _Strides,
+        out: _Strides,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        q_ptr: int,
+        k_ptr: int,
+        v_ptr: int,
+        sinks_ptr: int,
+        out_ptr: int,
+        lse_ptr: int,
+        softmax_scale: float,
+        num_threads: int,
+        /,
+    ) -> None: ...
+
+class PreparedBackward:
+    def __init__(
+        self,
+        problem: Problem,
+        metadata: NDArray[np.int32],
+        dtype: str,
+        q: _Strides,
+        k: _Strides,
+        v: _Strides,
+        dout: _Strides,
+        attn_out: _Strides,
+        dq: _Strides,
+        dk: _Strides,
+        dv: _Strides,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        q_ptr: int,
+        k_ptr: int,
+        v_ptr: int,
+        dout_ptr: int,
+        attn_out_ptr: int,
+        lse_ptr: int,
+        dlse_ptr: int,
+        sinks_ptr: int,
+        dq_ptr: int,
+        dk_ptr: int,
+        dv_ptr: int,
+        dsinks_ptr: int,
+        softmax_scale: float,
+        num_threads: int,
+        /,
+    ) -> None: ...
+
 def cpu_level() -> str: ...
 def cpu_levels() -> list[str]: ...
 def cpu_levels_only_by_name() -> dict[str, str]: ...

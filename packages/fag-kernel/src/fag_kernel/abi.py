@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from fag_kernel import _native
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -21,17 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayRef",
+    "Strides",
     "backward",
     "cpu_level",
     "cpu_levels",
     "forward",
     "native_problem",
+    "prepare_backward",
+    "prepare_forward",
     "set_cpu_level",
 ]
 
-#: (address of element 0, element strides of batch, sequence and head). The head-dim stride is 1. TND: the
-#: batch stride is not used, token t lies at t * sequence stride.
-ArrayRef: TypeAlias = tuple[int, tuple[int, int, int]]
+#: Element strides of batch, sequence and head. The head-dim stride is 1. TND: the batch stride is not used,
+#: token t lies at t * sequence stride.
+Strides: TypeAlias = tuple[int, int, int]
+
+#: (address of element 0, element strides).
+ArrayRef: TypeAlias = tuple[int, Strides]
 
 
 @lru_cache(maxsize=256)
@@ -163,6 +171,76 @@ def backward(
         native_problem(problem), metadata, dtype, q, k, v, dout, attn_out, lse_ptr, dlse_ptr, sinks_ptr,
         dq, dk, dv, dsinks_ptr, softmax_scale, num_threads,
     )  # fmt: skip
+
+
+def prepare_forward(
+    problem: AttentionProblem,
+    metadata: NDArray[np.int32],
+    dtype: str,
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    out: Strides,
+) -> Callable[[int, int, int, int, int, int, float, int], None]:
+    """`forward` for many calls on arrays that lie alike: they save some 3 us each.
+
+    Args:
+        problem: See `forward`, like all that follow.
+        metadata: Checked here, not read by the calls.
+        dtype: See there.
+        q: Strides of the query.
+        k: Of the key.
+        v: Of the value.
+        out: Of the output.
+
+    Returns:
+        run(q_ptr, k_ptr, v_ptr, sinks_ptr, out_ptr, lse_ptr, softmax_scale, num_threads), which does what
+        `forward` does with these arguments.
+
+    Raises:
+        ValueError: A range in the metadata does not fit the problem.
+    """
+    return _native.PreparedForward(native_problem(problem), metadata, dtype, q, k, v, out).run
+
+
+def prepare_backward(
+    problem: AttentionProblem,
+    metadata: NDArray[np.int32],
+    dtype: str,
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    dout: Strides,
+    attn_out: Strides,
+    dq: Strides,
+    dk: Strides,
+    dv: Strides,
+) -> Callable[[int, int, int, int, int, int, int, int, int, int, int, int, float, int], None]:
+    """`backward` for many calls on arrays that lie alike.
+
+    Args:
+        problem: See `backward`, like all that follow.
+        metadata: Checked here, not read by the calls.
+        dtype: See there.
+        q: Strides of the query.
+        k: Of the key.
+        v: Of the value.
+        dout: Of the upstream gradient.
+        attn_out: Of the forward's output.
+        dq: Of the gradient of q.
+        dk: Of k.
+        dv: Of v.
+
+    Returns:
+        run(q_ptr, k_ptr, v_ptr, dout_ptr, attn_out_ptr, lse_ptr, dlse_ptr, sinks_ptr, dq_ptr, dk_ptr, dv_ptr,
+        dsinks_ptr, softmax_scale, num_threads), which does what `backward` does with these arguments.
+
+    Raises:
+        ValueError: A range in the metadata does not fit the problem.
+    """
+    return _native.PreparedBackward(
+        native_problem(problem), metadata, dtype, q, k, v, dout, attn_out, dq, dk, dv
+    ).run
 
 
 def cpu_level() -> str:
