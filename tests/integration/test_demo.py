@@ -19,6 +19,15 @@ def history() -> train.History:
     return train.train(steps=4, seed=1, tokens=700, max_length=300, config=model.Config(layers=2, window=40))
 
 
+def test_levels_are_listed_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = []
+    levels = train.fag_kernel.abi.cpu_levels
+    monkeypatch.setattr(train.fag_kernel.abi, "cpu_levels", lambda: listed.append(1) or levels())
+    train._has_bfloat16_products.cache_clear()
+    train.train(steps=3, seed=1, tokens=200, max_length=100, config=model.Config(layers=1, window=40))
+    assert len(listed) == 1
+
+
 def test_command_ends_with_one_line_of_json_and_a_picture(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from tqdm import tqdm
@@ -47,10 +48,15 @@ class History:
 
 def loss_of(model: Model, batch: Batch, attention: Attention = attend) -> torch.Tensor:
     """The loss; matrix products outside attention run in bfloat16 where the CPU has instructions for them."""
-    native = "avx512_bf16" in fag_kernel.abi.cpu_levels()
-    with torch.autocast("cpu", torch.bfloat16, enabled=native):
+    with torch.autocast("cpu", torch.bfloat16, enabled=_has_bfloat16_products()):
         loss: torch.Tensor = model(batch, attention)
         return loss
+
+
+@cache
+def _has_bfloat16_products() -> bool:
+    """Asked once: listing the levels asks the system for the use of AMX tiles."""
+    return "avx512_bf16" in fag_kernel.abi.cpu_levels()
 
 
 def train(steps: int, seed: int, tokens: int, max_length: int, config: Config) -> History:
