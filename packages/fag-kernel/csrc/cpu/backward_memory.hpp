@@ -14,7 +14,7 @@ namespace fag::cpu {
 inline constexpr std::int64_t kThreadBytes = std::int64_t{7} << 20;
 /// Contributions to dQ that wait: room for a few scheduling quanta of work of one thread on large tiles.
 inline constexpr std::int64_t kParkedBytes = std::int64_t{2} << 20;
-/// Packed rows: 16 tiles of head dim 128.
+/// Packed rows: 17 tiles of head dim 128 in words of one value, twice as many in pairs.
 inline constexpr std::int64_t kMostRowBytes = std::int64_t{9} << 19;
 
 /// Accumulators of dQ of one row tile.
