@@ -94,14 +94,16 @@ static inline float highest_exponent(const float* s, int n, SeenColumns seen, fl
     return highest == minus_infinity() ? highest : highest * (is_negative ? -factor : factor);
 }
 
-/// Rows of at most kRows at a time: all maxima first, since each is a chain of shuffles that would hold up its row.
+/// Rows of a step that are handled together.
+static constexpr int kStepRows = 128;
+
+/// At most kStepRows rows: all maxima first, since each is a chain of shuffles that would hold up its row.
 template <bool all, bool is_negative, class Store, class Exp>
 static inline void softmax_step_rows(const SoftmaxStep& args, int row_begin, int row_end) {
     using F = Vec::F;
     constexpr int lanes = Vec::lanes;
-    constexpr int kRows = 128;
     const Exp exp(args.scale);
-    float highest[kRows];
+    float highest[kStepRows];
     for (int row = row_begin; row < row_end; ++row) {
         const SeenColumns seen = seen_columns(args.visible, row, args.rows, 0, args.n);
         const float* s = args.s + static_cast<std::int64_t>(row) * args.n;
@@ -141,9 +143,8 @@ static inline void softmax_step_rows(const SoftmaxStep& args, int row_begin, int
 
 template <class Store, class Exp>
 static void softmax_step(const SoftmaxStep& args) {
-    constexpr int kRows = 128;
-    for (int begin = 0; begin < args.rows; begin += kRows) {
-        const int end = begin + kRows < args.rows ? begin + kRows : args.rows;
+    for (int begin = 0; begin < args.rows; begin += kStepRows) {
+        const int end = begin + kStepRows < args.rows ? begin + kStepRows : args.rows;
         if (args.scale < 0.0f) {
             softmax_step_rows<false, true, Store, Exp>(args, begin, end);
         } else if (args.visible.all) {
