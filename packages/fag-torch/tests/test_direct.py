@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fag_torch
 from fag_torch import direct
 from fag_torch.register import TABLE
+from fag_torch.schema import CANN_SCHEMAS
 
 RAW = torch.ops.cann_ops_transformer
 FAG = torch.ops.fag
@@ -193,3 +196,31 @@ def test_broken_rule_is_the_same_error(make_call, front):
             front(*call.qkv, win_left=3)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+
+
+FOREIGN = f"""
+import torch
+library = torch.library.Library("cann_ops_transformer", "FRAGMENT")
+def foreign(q, *args, **kwargs):
+    return torch.full_like(q, 7.0), q.new_zeros(1)
+def define():
+    library.define("flash_attn" + {CANN_SCHEMAS["flash_attn"]!r})
+def implement():
+    library.impl("flash_attn", foreign, "CPU")
+"""
+CALLS = """
+q = torch.ones(1, 3, 1, 16)
+for call in (fag_torch.flash_attn, torch.ops.cann_ops_transformer.flash_attn):
+    print(call(q, q, q)[0][0, 0, 0, 0].item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("define(), implement()\nimport fag_torch", "7.0"), ("import fag_torch\nimplement()", "1.0")],
+    ids=["before", "after"],
+)
+def test_implementation_of_others_is_met_if_it_was_there_first(code, expected):
+    command = [sys.executable, "-W", "ignore", "-c", FOREIGN + code + CALLS]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == [expected, expected], result.stderr

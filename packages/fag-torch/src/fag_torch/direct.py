@@ -4,16 +4,26 @@ For every key whose kernel is written in Python the dispatcher boxes all argumen
 7 us for autograd and 7 for the CPU, where the kernel of a short sequence takes 20. Where nothing stands
 between the caller and the CPU - no mode, no transform, no tracing, no tensor of an unusual kind, nobody who
 records operators - the implementation is called at once. In all other cases the dispatcher has its way.
+
+So an implementation that somebody registers for the CPU over ours (`torch.library.impl`) is passed by. One
+that is there before `fag_torch` is imported stays in charge: then ours is not registered, nor called here.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet
+from torch import Tensor, is_autocast_enabled, is_grad_enabled
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _dispatch_keys,
+    _dispatch_tls_local_include_set,
+    _is_torch_function_mode_enabled,
+)
+from torch._C._autograd import _profiler_enabled
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,25 +84,24 @@ def instead_of(name: str, required: tuple[Any, ...], optional: tuple[Any, ...]) 
         under torch.autocast, or if a mode, a transform, a tracer or a profiler is to see the operator.
     """
     if (
-        torch.compiler.is_compiling()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._autograd._profiler_enabled()
-        or torch.is_autocast_enabled("cpu")
+        is_compiling()
+        or _is_torch_function_mode_enabled()
+        or _profiler_enabled()
+        or is_autocast_enabled("cpu")
         or forward_ad._current_level >= 0
-        or torch._C._dispatch_tls_local_include_set().raw_repr() not in _NO_MODE
+        or _dispatch_tls_local_include_set().raw_repr() not in _NO_MODE
     ):
         return None
     tensors = required
     for tensor in optional:  # a loop for the usual nothing: a generator takes a microsecond more
         if tensor is not None:
             tensors += (tensor,)
-    keys_of = torch._C._dispatch_keys
-    is_grad_enabled = torch.is_grad_enabled()
+    has_autograd = is_grad_enabled()
     for tensor in tensors:
         if (
             type(tensor) is not Tensor
-            or keys_of(tensor).raw_repr() not in _PLAIN_TENSOR
-            or (is_grad_enabled and tensor.requires_grad)
+            or _dispatch_keys(tensor).raw_repr() not in _PLAIN_TENSOR
+            or (has_autograd and tensor.requires_grad)
         ):
             return None
     return FUNCTIONS.get(name)

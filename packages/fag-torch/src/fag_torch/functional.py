@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from fag_metadata import MaskMode
-from fag_metadata.arguments import check_softmax_scale, parse_int, parse_layout
+from fag_metadata.arguments import parse_layout
 from fag_metadata.errors import UnsupportedError, type_error
-from fag_torch import direct, npu_host
+from fag_torch import direct, npu_host, scalars
 from fag_torch import metadata as _metadata
 from fag_torch.cpu import FRONT
 from fag_torch.errors import OperatorError
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-
-_INT64 = 2**63
-_MODES = {mode.name: int(mode) for mode in MaskMode}
 
 
 def flash_attn_metadata(
@@ -100,23 +97,23 @@ def flash_attn_metadata(
         op, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv
     )
     sizes: dict[str, Any] = {
-        "batch_size": _optional_int(op, "batch_size", batch_size),
-        "max_seqlen_q": _optional_int(op, "max_seqlen_q", max_seqlen_q),
-        "max_seqlen_kv": _optional_int(op, "max_seqlen_kv", max_seqlen_kv),
-        "mask_mode": None if mask_mode is None else _mask_mode(op, mask_mode),
-        "win_left": _optional_int(op, "win_left", win_left),
-        "win_right": _optional_int(op, "win_right", win_right),
-        "layout_q": None if layout_q is None else _layout(op, "layout_q", layout_q),
-        "layout_kv": None if layout_kv is None else _layout(op, "layout_kv", layout_kv),
-        "layout_out": None if layout_out is None else _layout(op, "layout_out", layout_out),
+        "batch_size": scalars.optional_int(op, "batch_size", batch_size),
+        "max_seqlen_q": scalars.optional_int(op, "max_seqlen_q", max_seqlen_q),
+        "max_seqlen_kv": scalars.optional_int(op, "max_seqlen_kv", max_seqlen_kv),
+        "mask_mode": None if mask_mode is None else scalars.mask_mode(op, mask_mode),
+        "win_left": scalars.optional_int(op, "win_left", win_left),
+        "win_right": scalars.optional_int(op, "win_right", win_right),
+        "layout_q": None if layout_q is None else scalars.layout(op, "layout_q", layout_q),
+        "layout_kv": None if layout_kv is None else scalars.layout(op, "layout_kv", layout_kv),
+        "layout_out": None if layout_out is None else scalars.layout(op, "layout_out", layout_out),
         "is_grad_enabled": is_grad_enabled,
     }
     if device is None and head_dim_v is None:
         return _call(  # type: ignore[no-any-return]
             torch.ops.cann_ops_transformer.flash_attn_metadata,
-            _int(op, "num_heads_q", num_heads_q),
-            _int(op, "num_heads_kv", num_heads_kv),
-            _int(op, "head_dim", head_dim),
+            scalars.an_int(op, "num_heads_q", num_heads_q),
+            scalars.an_int(op, "num_heads_kv", num_heads_kv),
+            scalars.an_int(op, "head_dim", head_dim),
             **dict(zip(LENGTH_NAMES, lengths, strict=True)),
             **sizes,
         )
@@ -194,24 +191,29 @@ def flash_attn(
         (torch.Size([2, 5, 8, 64]), torch.Size([2, 8, 5]))
     """
     op = "flash_attn"
-    optional = (
-        block_table, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata, attn_mask
-    )  # fmt: skip
-    run = direct.instead_of("cann_ops_transformer::flash_attn", (q, k, v), optional)
+    softmax_scale = scalars.scale(op, softmax_scale)
+    return_softmax_lse = scalars.flag(op, "return_softmax_lse", return_softmax_lse)
+    run = None
+    if block_table is None:  # else the operator refuses it
+        optional = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata, attn_mask)
+        run = direct.instead_of("cann_ops_transformer::flash_attn", (q, k, v), optional)
     if run is None:
         _check_tensors(
             op, required={"q": q, "k": k, "v": v}, block_table=block_table, cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks,
             metadata=metadata, attn_mask=attn_mask,
         )  # fmt: skip
+        mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out = (
+            scalars.mask_and_layouts(
+                op, mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv,
+                layout_q, layout_kv, layout_out,
+            )
+        )  # fmt: skip
         run = partial(_call, torch.ops.cann_ops_transformer.flash_attn)
     return run(  # type: ignore[no-any-return]
         q, k, v, block_table, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
-        _scale(op, softmax_scale), _mask_mode(op, mask_mode), attn_mask,
-        _int(op, "win_left", win_left), _int(op, "win_right", win_right),
-        _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
-        _layout(op, "layout_q", layout_q), _layout(op, "layout_kv", layout_kv),
-        _layout(op, "layout_out", layout_out), _flag(op, "return_softmax_lse", return_softmax_lse),
+        softmax_scale, mask_mode, attn_mask, win_left, win_right, max_seqlen_q, max_seqlen_kv,
+        layout_q, layout_kv, layout_out, return_softmax_lse,
     )  # fmt: skip
 
 
@@ -285,6 +287,7 @@ def flash_attn_grad(
     op = "flash_attn_grad"
     required = (q, k, v, dout, attn_out, softmax_lse)
     optional = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, attn_mask, metadata)
+    softmax_scale = scalars.scale(op, softmax_scale)
     run = direct.instead_of("cann_ops_transformer::flash_attn_grad", required, optional)
     if run is None:
         _check_tensors(
@@ -293,14 +296,17 @@ def flash_attn_grad(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, seqused_q=seqused_q,
             seqused_kv=seqused_kv, sinks=sinks, attn_mask=attn_mask, metadata=metadata,
         )  # fmt: skip
+        mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out = (
+            scalars.mask_and_layouts(
+                op, mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv,
+                layout_q, layout_kv, layout_out,
+            )
+        )  # fmt: skip
         run = partial(_call, torch.ops.cann_ops_transformer.flash_attn_grad)
     return run(  # type: ignore[no-any-return]
         q, k, v, dout, attn_out, softmax_lse, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks,
-        attn_mask, metadata, _scale(op, softmax_scale), _mask_mode(op, mask_mode),
-        _int(op, "win_left", win_left), _int(op, "win_right", win_right),
-        _int(op, "max_seqlen_q", max_seqlen_q), _int(op, "max_seqlen_kv", max_seqlen_kv),
-        _layout(op, "layout_q", layout_q), _layout(op, "layout_kv", layout_kv),
-        _layout(op, "layout_out", layout_out),
+        attn_mask, metadata, softmax_scale, mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv,
+        layout_q, layout_kv, layout_out,
     )  # fmt: skip
 
 
@@ -415,6 +421,13 @@ def flash_attention(
         torch.Size([2, 128, 8, 64])
     """
     optional = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata)
+    if softmax_scale is not None:
+        softmax_scale = scalars.scale(FRONT, softmax_scale)
+    if max_seqlen_q is None:
+        max_seqlen_q = -1
+    if max_seqlen_kv is None:
+        max_seqlen_kv = -1
+    layout = parse_layout(FRONT, "layout", layout).value
     run = direct.instead_of("fag::attention_forward", (q, k, v), optional)
     if run is None:
         _check_tensors(
@@ -422,16 +435,14 @@ def flash_attention(
             seqused_q=seqused_q, seqused_kv=seqused_kv, sinks=sinks, metadata=metadata,
         )  # fmt: skip
         q, k, v = _autocast(q), _autocast(k), _autocast(v)
+        mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, _, _ = scalars.mask_and_layouts(
+            FRONT, mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout, layout, layout
+        )
         run = partial(_call, torch.ops.fag.attention_forward)
     out, lse = run(
         q, k, v, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, sinks, metadata,
-        softmax_scale=None if softmax_scale is None else _scale(FRONT, softmax_scale),
-        mask_mode=_mask_mode(FRONT, mask_mode),
-        win_left=_int(FRONT, "win_left", win_left),
-        win_right=_int(FRONT, "win_right", win_right),
-        max_seqlen_q=-1 if max_seqlen_q is None else _int(FRONT, "max_seqlen_q", max_seqlen_q),
-        max_seqlen_kv=-1 if max_seqlen_kv is None else _int(FRONT, "max_seqlen_kv", max_seqlen_kv),
-        layout=parse_layout(FRONT, "layout", layout).value,
+        softmax_scale=softmax_scale, mask_mode=mask_mode, win_left=win_left, win_right=win_right,
+        max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, layout=layout,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -453,44 +464,6 @@ def _check_tensors(op: str, required: dict[str, Any] | None = None, **optional: 
     for name, value in optional.items():
         if value is not None and not isinstance(value, torch.Tensor):
             raise type_error(op, name, "must be a tensor or None", type(value).__name__)
-
-
-def _int(op: str, name: str, value: Any) -> Any:
-    """An int for the schema, which would turn a tensor into one by itself (and wait for its device)."""
-    if (type(value) is int and -_INT64 <= value < _INT64) or isinstance(value, torch.SymInt):
-        return value
-    return parse_int(op, name, value, -_INT64, _INT64 - 1)
-
-
-def _optional_int(op: str, name: str, value: Any) -> Any:
-    return None if value is None else _int(op, name, value)
-
-
-def _mask_mode(op: str, value: Any) -> int:
-    """The int of a mask mode. Usual forms first: torch.compile of older releases cannot follow the rest."""
-    if type(value) is str and value.upper() in _MODES:
-        return _MODES[value.upper()]
-    if type(value) is MaskMode or (type(value) is int and -_INT64 <= value < _INT64):
-        return int(value)  # the operator refuses the wrong ones
-    return int(MaskMode.parse(op, value))
-
-
-def _scale(op: str, value: Any) -> Any:
-    if type(value) is float or isinstance(value, torch.SymFloat):
-        return value
-    return check_softmax_scale(op, value)
-
-
-def _flag(op: str, name: str, value: Any) -> bool:
-    """A bool; an int is one for the schema, other things are true or false by accident."""
-    if isinstance(value, int):
-        return bool(value)
-    raise type_error(op, name, "must be a bool", type(value).__name__)
-
-
-def _layout(op: str, name: str, value: Any) -> Any:
-    """The name of a layout; a wrong name is left to the operator."""
-    return value if type(value) is str else parse_layout(op, name, value).value
 
 
 def _device(op: str, device: torch.device | str) -> torch.device:

@@ -1,13 +1,15 @@
 """From the arguments of a call to a validated problem and its metadata, both cached.
 
 Every call of an operator passes here before anything is allocated. What a call needs is found again by
-shapes, dtypes, scalars and the bytes of the length tensors, so a repeated call costs a dictionary lookup. The
-rules and their messages are those of `fag_metadata`; nothing is computed here but shapes.
+shapes, dtypes, scalars and the bytes of the length tensors, so a repeated call costs a dictionary lookup.
+Scalars count with their types: what is found was checked, and a True or a 1.0 never finds what a 1 has left.
+The rules and their messages are those of `fag_metadata`; nothing is computed here but shapes.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,11 +17,12 @@ import numpy as np
 import torch
 
 from fag_metadata import AttentionProblem, Layout, TensorSpec, check_metadata, metadata_for
-from fag_metadata.arguments import check_softmax_scale
+from fag_metadata.arguments import FLOAT32_MAX, check_softmax_scale
 from fag_metadata.errors import type_error
+from fag_torch.scalars import mask_and_layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -55,6 +58,9 @@ class Prepared:
         out_strides: Element strides (b, s, n) of the output, which is contiguous.
         lse_shape: (b, n1, s1), or (n1, t1) for TND.
         default_scale: 1/sqrt(D).
+        forward: What `fag_kernel.abi.prepare_forward` gives for contiguous tensors and our own metadata, once
+            it was wanted.
+        backward: Likewise, of `prepare_backward`.
         routed: On an NPU, what `npu_calls.py` has worked out for this call, by what else decides about it.
     """
 
@@ -62,8 +68,10 @@ class Prepared:
         "_metadata",
         "axes",
         "axes_out",
+        "backward",
         "default_scale",
         "dtype",
+        "forward",
         "lse_shape",
         "out_shape",
         "out_strides",
@@ -78,10 +86,10 @@ class Prepared:
         self.axes = AXES[problem.layout]
         self.axes_out = AXES[out_layout]
         self.out_shape, self.lse_shape = output_shapes(problem, out_layout)
-        b, s, n = self.axes_out
-        strides = [math.prod(self.out_shape[axis + 1 :]) for axis in range(len(self.out_shape))]
-        self.out_strides = (strides[b], strides[s], strides[n])
+        self.out_strides = contiguous_strides(self.out_shape, self.axes_out)
         self.default_scale = 1.0 / math.sqrt(problem.d)
+        self.forward: Callable[..., None] | None = None
+        self.backward: Callable[..., None] | None = None
         self.routed: dict[Hashable, Any] = {}
         self._metadata: dict[bool, NDArray[np.int32]] = {}
 
@@ -111,10 +119,18 @@ class Prepared:
 
     def scale(self, op: str, value: float | None) -> float:
         """softmax_scale as a number: None and 0.0 mean 1/sqrt(D); NaN and infinities are refused."""
+        if type(value) is float and 0.0 < value <= FLOAT32_MAX:
+            return value
         if value is None:
             return self.default_scale
         scale: float = check_softmax_scale(op, value)
         return scale or self.default_scale
+
+
+def contiguous_strides(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Element strides (b, s, n) of a contiguous tensor."""
+    b, s, n = (math.prod(shape[axis + 1 :]) for axis in axes)
+    return b, s, n
 
 
 def output_shapes(problem: AttentionProblem, layout_out: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -135,14 +151,14 @@ def prepare(
     sinks: Tensor | None,
     attn_mask: Tensor | None,
     lengths: LengthTensors,
-    mask_mode: int,
-    win_left: int,
-    win_right: int,
-    max_seqlen_q: int,
-    max_seqlen_kv: int,
-    layout_q: str,
-    layout_kv: str,
-    layout_out: str,
+    mask_mode: Any,
+    win_left: Any,
+    win_right: Any,
+    max_seqlen_q: Any,
+    max_seqlen_kv: Any,
+    layout_q: Any,
+    layout_kv: Any,
+    layout_out: Any,
 ) -> Prepared:
     """Validates a call, or finds it in the cache. The lengths are on the host, the other tensors anywhere.
 
@@ -155,7 +171,7 @@ def prepare(
         sinks: float32 (N1,), or None.
         attn_mask: CANN's constant, or None; only its shape and dtype are looked at.
         lengths: See LengthTensors.
-        mask_mode: As in the schema, like all that follow.
+        mask_mode: As in the schema or as a user may write it, like all that follow.
         win_left: Keys visible to the left.
         win_right: Keys visible to the right.
         max_seqlen_q: Bound of the query lengths, or -1.
@@ -177,15 +193,24 @@ def prepare(
         None if grad_inputs is None else tuple((t.shape, t.dtype) for t in grad_inputs),
         None if sinks is None else (sinks.shape, sinks.dtype),
         None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
-        None if cu_q is None else _fingerprint(op, "cu_seqlens_q", cu_q),
-        None if cu_kv is None else _fingerprint(op, "cu_seqlens_kv", cu_kv),
-        None if used_q is None else _fingerprint(op, "seqused_q", used_q),
-        None if used_kv is None else _fingerprint(op, "seqused_kv", used_kv),
+        None if cu_q is None else _fingerprint(cu_q),
+        None if cu_kv is None else _fingerprint(cu_kv),
+        None if used_q is None else _fingerprint(used_q),
+        None if used_kv is None else _fingerprint(used_kv),
+        type(mask_mode), type(win_left), type(win_right), type(max_seqlen_q), type(max_seqlen_kv),
         mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out,
     )  # fmt: skip
-    found = _cache.get(key)
+    try:
+        found = _cache.get(key)
+    except TypeError:  # not hashable: no scalar
+        found = None
     if found is not None:
         return found
+    mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out = (
+        mask_and_layouts(
+            op, mask_mode, win_left, win_right, max_seqlen_q, max_seqlen_kv, layout_q, layout_kv, layout_out
+        )
+    )
     dout, attn_out, softmax_lse = grad_inputs or (None, None, None)
     problem = AttentionProblem.from_tensors(
         op,
@@ -210,11 +235,8 @@ def prepare(
         layout_kv=layout_kv,
         layout_out=layout_out,
     )
-    # Operators share a problem: what is cached by it is then found by identity, and comparing takes 1.4 us.
-    problem = _problems.setdefault(problem, problem)
-    prepared = Prepared(problem, dtype_name(q.dtype), layout_out)
-    _remember(key, prepared, sum(t.nbytes for t in lengths if t is not None))
-    return prepared
+    length_bytes = sum(t.nbytes for t in lengths if t is not None)
+    return _remember(key, problem, dtype_name(q.dtype), layout_out, length_bytes)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -242,11 +264,16 @@ def _optional_spec(tensor: Tensor | None) -> TensorSpec | None:
     return None if tensor is None else spec_of(tensor)
 
 
-def _fingerprint(op: str, name: str, tensor: Tensor) -> tuple[torch.Size, bytes]:
-    return tensor.shape, host_array(op, name, tensor).tobytes()
+def _fingerprint(tensor: Tensor) -> tuple[Any, ...]:
+    """What a length tensor says. One of another dtype is refused in the end, and NumPy may not know it."""
+    if tensor.dtype is not torch.int32:
+        return tensor.shape, tensor.dtype
+    return tensor.shape, tensor.numpy().tobytes()
 
 
-def _remember(key: Hashable, prepared: Prepared, length_bytes: int) -> None:
+def _remember(
+    key: Hashable, problem: AttentionProblem, dtype: str, layout_out: str, length_bytes: int
+) -> Prepared:
     global _cached_length_bytes
     with _cache_lock:
         if len(_cache) >= _CACHE_ENTRIES or _cached_length_bytes + length_bytes > _CACHE_LENGTH_BYTES:
@@ -254,4 +281,16 @@ def _remember(key: Hashable, prepared: Prepared, length_bytes: int) -> None:
             _problems.clear()
             _cached_length_bytes = 0
         _cached_length_bytes += length_bytes
-        _cache[key] = prepared
+        # Operators share a problem: what is cached by it is found by identity, and comparing takes 1.4 us.
+        problem = _problems.setdefault(problem, problem)
+        prepared = _cache[key] = Prepared(problem, dtype, layout_out)
+    return prepared
+
+
+def _replace_lock() -> None:
+    """In a forked child, where the thread that held the lock does not exist and never releases it."""
+    global _cache_lock
+    _cache_lock = Lock()
+
+
+os.register_at_fork(after_in_child=_replace_lock)
