@@ -63,8 +63,9 @@ def _call(seconds: float, rounds: int) -> Record:
     problem = AttentionProblem.from_tensors("benchmark", **sizes, mask_mode=0, **layouts)
     metadata = metadata_for(problem, "cpu")
     grads = tuple(map(torch.empty_like, (x.q, x.k, x.v)))
-    refs = [_ref(t) for t in (x.q, x.k, x.v, x.dout, out)]
-    grad_refs = [_ref(t) for t in grads]
+    arrays = (x.q, x.k, x.v, x.dout, out)
+    addresses, grad_addresses = ([t.data_ptr() for t in some] for some in (arrays, grads))
+    kernel = abi.prepare_backward(problem, metadata, case.dtype, *map(_strides, (*arrays, *grads)))
     scale, threads = arguments["softmax_scale"], torch.get_num_threads()
     call = torch.ops.cann_ops_transformer.flash_attn_grad
 
@@ -73,10 +74,7 @@ def _call(seconds: float, rounds: int) -> Record:
             x.q, x.k, x.v, x.dout, out, lse, softmax_scale=scale,
             layout_q="BNSD", layout_kv="BNSD", layout_out="BNSD",
         ),
-        "kernel": lambda: abi.backward(
-            problem, metadata, case.dtype, *refs, lse.data_ptr(), 0, 0, *grad_refs, 0,
-            softmax_scale=scale, num_threads=threads,
-        ),
+        "kernel": lambda: kernel(*addresses, lse.data_ptr(), 0, 0, *grad_addresses, 0, scale, threads),
     }  # fmt: skip
     expected = OURS.jobs(case, x).backward()
     jobs["kernel"]()
@@ -84,15 +82,15 @@ def _call(seconds: float, rounds: int) -> Record:
     assert all(map(torch.equal, expected, jobs["operator"]()))
     times = take_turns(jobs, seconds, rounds, _CALLS_IN_A_TURN)
     beyond = differences(times["operator"], times["kernel"])
-    kernel = Spread.of(times["kernel"])
+    alone = Spread.of(times["kernel"])
     return _record("call", "cpu", beyond, len(times["kernel"])) | {
-        "kernel_microseconds": [round(1e6 * value, 2) for value in kernel]
+        "kernel_microseconds": [round(1e6 * value, 2) for value in alone]
     }
 
 
-def _ref(tensor: torch.Tensor) -> abi.ArrayRef:
+def _strides(tensor: torch.Tensor) -> abi.Strides:
     b, n, s, _ = tensor.stride()
-    return tensor.data_ptr(), (b, s, n)
+    return b, s, n
 
 
 Describe = Callable[[], AttentionProblem]
