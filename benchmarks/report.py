@@ -149,10 +149,12 @@ def _sections(run: Document) -> list[tuple[str, str, Sequence[str], list[Sequenc
         ),
         (
             "threads", "Two threads over one",
-            ("case", "direction", "fag", "quartiles", "GEMM", "where GEMM has 1.75x", "same bits", "rounds"),
+            ("case", "direction", "fag", "quartiles", "GEMM", "where GEMM has 1.75x", "least over least",
+             "same bits", "rounds"),
             [(r["case"], r["direction"], f"{r['scaling'][1]:.2f}x",
               f"{r['scaling'][0]:.2f} - {r['scaling'][2]:.2f}", f"{r['gemm_scaling'][1]:.2f}x",
               f"{r['scaling_given'][1]:.2f}x in {r['rounds_given']}" if r["scaling_given"] else "",
+              f"{r['scaling_of_least']:.2f}x" if "scaling_of_least" in r else "",
               "yes" if r["is_same_bits"] else "**no**", r["rounds"]) for r in run["threads"]],
         ),
         (

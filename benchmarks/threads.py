@@ -61,6 +61,7 @@ def _measure(case: Case, seconds: float, rounds: int) -> list[Record]:
                 "gemm_scaling": _spread(times, "gemm", every),
                 "rounds_given": len(given),
                 "scaling_given": _spread(times, "ours", given) if len(given) >= _FEWEST_GIVEN else None,
+                "scaling_of_least": round(min(times["ours1"]) / min(times["ours2"]), 3),
                 "is_same_bits": _same_bits(results[1], results[2]),
             }
         )
