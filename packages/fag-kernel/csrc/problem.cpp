@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace py = pybind11;
@@ -67,6 +68,14 @@ std::int64_t Problem::slot_q(std::int64_t i) const {
 std::int64_t Problem::slot_kv(std::int64_t i) const {
     const auto at = static_cast<std::size_t>(i);
     return (i + 1 < b ? starts_kv[at + 1] : t2) - starts_kv[at];
+}
+
+std::int64_t Problem::longest_q() const {
+    return lengths_q.empty() ? 0 : *std::max_element(lengths_q.begin(), lengths_q.end());
+}
+
+std::int64_t Problem::longest_kv() const {
+    return lengths_kv.empty() ? 0 : *std::max_element(lengths_kv.begin(), lengths_kv.end());
 }
 
 void Problem::check() const {

@@ -59,6 +59,9 @@ struct Problem {
     /// Tokens that belong to batch entry `i`, used or not.
     std::int64_t slot_q(std::int64_t i) const;
     std::int64_t slot_kv(std::int64_t i) const;
+    /// Longest effective length, 0 without batch entries.
+    std::int64_t longest_q() const;
+    std::int64_t longest_kv() const;
     /// Throws std::invalid_argument if a stage below could overflow or index outside its tensors.
     void check() const;
 };

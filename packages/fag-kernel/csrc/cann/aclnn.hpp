@@ -22,7 +22,8 @@ struct DestroyExecutor {
     void operator()(aclOpExecutor* executor) const;
 };
 
-/// A call between its two phases. Whatever happens, descriptors and executor are freed: by run(), or with the object.
+/// A call between its two phases. Whatever happens, descriptors and executor are freed: by run(), or with the object; of
+/// a first phase that fails there is no executor.
 class AclnnCall {
 public:
     /// First phase. Optional tensors may be left out.

@@ -11,10 +11,6 @@
 namespace fag::cpu {
 namespace {
 
-std::int64_t longest(const std::vector<std::int64_t>& lengths) {
-    return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-}
-
 /// One thread: pulls spans, then margins.
 void work_until_done(BackwardJob& job, Margins& margins) {
     try {
@@ -41,7 +37,7 @@ void work_until_done(BackwardJob& job, Margins& margins) {
 
 void backward(const BackwardArgs& args) {
     const Problem& p = args.problem;
-    const std::int64_t longest_q = longest(p.lengths_q), longest_kv = longest(p.lengths_kv);
+    const std::int64_t longest_q = p.longest_q(), longest_kv = p.longest_kv();
     const TileShape shape =
         make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_q, longest_kv);
     const BackwardSchedule schedule = make_backward_schedule(p, shape, args.num_threads);

@@ -20,9 +20,9 @@ struct BackwardArgs {
 
 /// Writes all of dq, dk, dv (and dsinks). Throws std::bad_alloc if scratch memory is not to be had.
 ///
-/// Bits depend on neither num_threads nor the split of any metadata: dQ of a row is summed tile column by tile column (128
-/// keys, each from zero) in key order; dK and dV of a key are one sum over the query heads and, within a head, over
-/// ascending rows.
+/// Bits depend on neither num_threads nor the split of any metadata: dQ of a row is summed tile column by tile column
+/// (each from zero) in key order; dK and dV of a key are one sum over the query heads and, within a head, over ascending
+/// rows.
 void backward(const BackwardArgs& args);
 
 }  // namespace fag::cpu

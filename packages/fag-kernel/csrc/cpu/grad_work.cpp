@@ -18,10 +18,6 @@ constexpr std::int64_t kMaxTiles = std::numeric_limits<std::int32_t>::max();
 /// Tile size along an axis whose length (or bound) is s.
 std::int64_t tile_of(std::int64_t s) { return std::clamp<std::int64_t>(s, 1, FAG_TILE); }
 
-std::int64_t longest(const std::vector<std::int64_t>& lengths) {
-    return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
-}
-
 /// The numbering of the tiles: batch entry, query head, key tile, query tile (fastest). With lengths of their own the
 /// entries have rectangles of their own, else all have that of the lengths in the block.
 ///
@@ -29,8 +25,8 @@ std::int64_t longest(const std::vector<std::int64_t>& lengths) {
 std::int64_t count_tiles(const Problem& problem, const Words& block, std::int64_t slots) {
     const std::int64_t s1 = block.at_least("grad.s1", layout::grad_s1(slots), 0);
     const std::int64_t s2 = block.at_least("grad.s2", layout::grad_s2(slots), 0);
-    if (s1 < longest(problem.lengths_q)) Words::refuse("grad.s1", "be at least the longest query sequence", s1);
-    if (s2 < longest(problem.lengths_kv)) Words::refuse("grad.s2", "be at least the longest key sequence", s2);
+    if (s1 < problem.longest_q()) Words::refuse("grad.s1", "be at least the longest query sequence", s1);
+    if (s2 < problem.longest_kv()) Words::refuse("grad.s2", "be at least the longest key sequence", s2);
 
     const std::int64_t rows = tile_of(s1), keys = tile_of(s2);
     const std::int64_t o1 = ceil_div(s1, rows), o2 = ceil_div(s2, keys);
