@@ -55,22 +55,27 @@ Metadata metadata_of(const Words& words) {
     return {words.data(), static_cast<std::int64_t>(words.size())};
 }
 
+/// What `make` gives, without Python's lock: a large problem takes milliseconds to look at.
+template <typename Make>
+auto unlocked(const Make& make) {
+    const py::gil_scoped_release released;
+    return make();
+}
+
 /// Forwards of one problem on arrays that lie alike: what does not depend on their addresses is looked at once.
 class PreparedForward {
 public:
     PreparedForward(const Problem& problem, const Words& metadata, const std::string& dtype, const Strides& q,
                     const Strides& k, const Strides& v, const Strides& out)
         : problem_(problem), dtype_(dtype_of(dtype)), q_(q), k_(k), v_(v), out_(out),
-          plan_(problem, metadata_of(metadata)) {}
+          plan_(unlocked([&problem, words = metadata_of(metadata)] { return ForwardPlan(problem, words); })) {}
 
     void run(std::uintptr_t q, std::uintptr_t k, std::uintptr_t v, std::uintptr_t sinks, std::uintptr_t out,
              std::uintptr_t lse, double softmax_scale, std::int64_t num_threads) {
         const ForwardArgs args{problem_, dtype_, array_of(q, q_), array_of(k, k_), array_of(v, v_), floats_at(sinks),
                                array_of(out, out_), floats_at(lse), checked_scale(softmax_scale),
                                checked_threads(num_threads)};
-        const auto schedule = plan_.schedule(args.num_threads);  // Python's lock is the plan's
-        const py::gil_scoped_release unlocked;
-        forward(args, *schedule);
+        unlocked([&] { forward(args, *plan_.schedule(args.num_threads)); });
     }
 
 private:
@@ -88,7 +93,7 @@ public:
                      const Strides& dq, const Strides& dk, const Strides& dv)
         : problem_(problem), dtype_(dtype_of(dtype)), q_(q), k_(k), v_(v), dout_(dout), attn_out_(attn_out), dq_(dq),
           dk_(dk), dv_(dv) {
-        check_grad_work(problem, metadata_of(metadata));
+        unlocked([&problem, words = metadata_of(metadata)] { check_grad_work(problem, words); });
     }
 
     void run(std::uintptr_t q, std::uintptr_t k, std::uintptr_t v, std::uintptr_t dout, std::uintptr_t attn_out,
@@ -98,8 +103,7 @@ public:
                                 array_of(dout, dout_), array_of(attn_out, attn_out_), floats_at(lse), floats_at(dlse),
                                 floats_at(sinks), array_of(dq, dq_), array_of(dk, dk_), array_of(dv, dv_),
                                 floats_at(dsinks), checked_scale(softmax_scale), checked_threads(num_threads)};
-        const py::gil_scoped_release unlocked;
-        backward(args);
+        unlocked([&] { backward(args); });
     }
 
 private:

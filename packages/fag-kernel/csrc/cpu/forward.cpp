@@ -302,17 +302,21 @@ ForwardPlan::ForwardPlan(const Problem& problem, const Metadata& metadata)
 
 std::shared_ptr<const ForwardSchedule> ForwardPlan::schedule(int max_threads) {
     const int threads = threads_worth_waking(2 * (problem_.d + problem_.dv), pairs_, max_threads);
-    if (kept_ != nullptr && kept_->num_threads == threads) return kept_;
+    {
+        const std::lock_guard lock(mutex_);
+        if (kept_ != nullptr && kept_->num_threads == threads) return kept_;
+    }
     auto made = std::make_shared<const ForwardSchedule>(make_forward_schedule(problem_, threads));
-    if (made->spans.size() <= kMostKeptSpans) kept_ = made;
+    if (made->spans.size() <= kMostKeptSpans) {
+        const std::lock_guard lock(mutex_);
+        kept_ = made;
+    }
     return made;
 }
 
 void forward(const ForwardArgs& args, const ForwardSchedule& schedule) {
     const Problem& p = args.problem;
-    std::int64_t longest_rows = 0, longest_kv = 0;
-    for (const std::int64_t s : p.lengths_q) longest_rows = std::max(longest_rows, s * p.g);
-    for (const std::int64_t s : p.lengths_kv) longest_kv = std::max(longest_kv, s);
+    const std::int64_t longest_rows = p.longest_q() * p.g, longest_kv = p.longest_kv();
     Job job{.args = args,
             .schedule = schedule,
             .shape = make_tile_shape(current_isa(), args.dtype, p.d, p.dv, args.softmax_scale, longest_rows, longest_kv),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 
 #include "arrays.hpp"
 #include "forward_schedule.hpp"
@@ -20,7 +21,7 @@ struct ForwardArgs {
     int num_threads;
 };
 
-/// What the calls of one problem have in common. Not safe to share between threads without a lock.
+/// What the calls of one problem have in common. Threads may share it.
 class ForwardPlan {
 public:
     /// Throws std::invalid_argument if the metadata does not fit the problem, which must outlive the plan.
@@ -30,11 +31,12 @@ public:
     std::shared_ptr<const ForwardSchedule> schedule(int max_threads);
 
 private:
-    /// A longer schedule is made anew for each call: it costs nothing beside the work that it hands out.
+    /// A longer schedule is made anew for each call: kept ones would take megabytes.
     static constexpr std::size_t kMostKeptSpans = 64;
 
     const Problem& problem_;
     std::int64_t pairs_;
+    std::mutex mutex_;  ///< of kept_
     std::shared_ptr<const ForwardSchedule> kept_;
 };
 
