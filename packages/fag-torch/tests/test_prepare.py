@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -106,6 +107,32 @@ def test_strides_are_those_of_the_call_at_hand(make_call):
             for kept in (out, spread(out)):
                 got = fag_torch.flash_attn_grad(*qkv, turned, kept, lse, softmax_scale=1.0)
                 assert all(map(torch.equal, got, grads))
+    assert torch.equal(fag_torch.flash_attn(*call.qkv)[0], out)
+    got = fag_torch.flash_attn_grad(*call.qkv, dout, out, lse, softmax_scale=1.0)
+    assert all(map(torch.equal, got, grads))
+
+
+def test_sinks_and_lse_may_have_strides(make_call):
+    call = make_call("BSND", (9, 9))
+    sinks = torch.arange(8.0)[::2]
+    out, lse = fag_torch.flash_attn(*call.qkv, sinks=sinks, return_softmax_lse=True)
+    assert torch.equal(out, fag_torch.flash_attn(*call.qkv, sinks=sinks.clone())[0])
+    turned = lse.transpose(1, 2).contiguous().transpose(1, 2)
+    got = fag_torch.flash_attn_grad(*call.qkv, out, out, turned, sinks=sinks)
+    assert not turned.is_contiguous()
+    assert all(
+        map(torch.equal, got, fag_torch.flash_attn_grad(*call.qkv, out, out, lse, sinks=sinks.clone()))
+    )
+
+
+@pytest.mark.parametrize("name", ["dout", "attn_out", "softmax_lse"])
+def test_a_wrong_shape_is_refused_after_the_right_one(make_call, name):
+    call = make_call("BSND", (9, 9))
+    out, lse = fag_torch.flash_attn(*call.qkv, return_softmax_lse=True)
+    known = {"dout": out, "attn_out": out, "softmax_lse": lse}
+    fag_torch.flash_attn_grad(*call.qkv, *known.values())
+    with pytest.raises(ValueError, match=f"flash_attn_grad: {name} must"):
+        fag_torch.flash_attn_grad(*call.qkv, *(known | {name: known[name][:, :3]}).values())
 
 
 def test_repeated_calls_prepare_the_kernel_once(make_call, empty_cache, monkeypatch):
@@ -143,6 +170,22 @@ def test_threads_that_share_a_prepared_call_get_their_own_results(make_call):
 
     with ThreadPoolExecutor(len(calls)) as pool:
         assert all(pool.map(is_right, calls, expected))
+
+
+def test_who_interrupts_the_cache_may_attend(make_call, empty_cache, monkeypatch):
+    """As a signal handler does that runs while its thread puts something in."""
+    monkeypatch.setattr(prepare, "_cache_lock", type(prepare._cache_lock)())  # not to lock the others out
+    call = make_call()
+    results = []
+
+    def interrupted():
+        with prepare._cache_lock:
+            results.append(fag_torch.flash_attn(*call.qkv)[0])
+
+    thread = Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert len(results) == 1
 
 
 FORK = """

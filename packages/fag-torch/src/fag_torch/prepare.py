@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -42,7 +42,7 @@ _CACHE_LENGTH_BYTES: Final = 16 << 20
 
 _cache: dict[Hashable, Prepared] = {}
 _problems: dict[AttentionProblem, AttentionProblem] = {}
-_cache_lock = Lock()
+_cache_lock = RLock()  # a signal handler or a finalizer may attend, too
 _cached_length_bytes = 0
 
 
@@ -290,7 +290,7 @@ def _remember(
 def _replace_lock() -> None:
     """In a forked child, where the thread that held the lock does not exist and never releases it."""
     global _cache_lock
-    _cache_lock = Lock()
+    _cache_lock = RLock()
 
 
 os.register_at_fork(after_in_child=_replace_lock)
