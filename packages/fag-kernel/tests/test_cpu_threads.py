@@ -175,10 +175,11 @@ def test_the_wait_policy_is_read_as_openmp_reads_it(policy, borrowed):
     pytest.importorskip("torch", reason="torch brings the OpenMP threads")
     done = subprocess.run(
         [sys.executable, "-c", WAIT_POLICY_SCRIPT, str(Path(__file__).parent)],
-        env=os.environ | {"OMP_WAIT_POLICY": policy, "FAG_CPU_OPENMP": "1"},
+        env=os.environ | {"OMP_WAIT_POLICY": policy, "OMP_THREAD_LIMIT": "2", "FAG_CPU_OPENMP": "1"},
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     threads, shortest = done.stdout.split()
     if float(shortest) > 1e-3:
