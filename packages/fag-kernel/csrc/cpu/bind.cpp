@@ -7,7 +7,6 @@
 #include <cmath>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "backward.hpp"
 #include "forward.hpp"
@@ -22,7 +21,6 @@ namespace {
 using Words = py::array_t<std::int32_t, py::array::c_style>;
 /// Element strides of batch, sequence and head.
 using Strides = std::array<std::int64_t, 3>;
-using ArrayRef = std::pair<std::uintptr_t, Strides>;
 
 DType dtype_of(const std::string& name) {
     if (name == "float16") return DType::f16;
@@ -112,28 +110,9 @@ private:
     Strides q_, k_, v_, dout_, attn_out_, dq_, dk_, dv_;
 };
 
-void cpu_forward(const Problem& problem, const Words& metadata, const std::string& dtype, const ArrayRef& q,
-                 const ArrayRef& k, const ArrayRef& v, std::uintptr_t sinks, const ArrayRef& out, std::uintptr_t lse,
-                 double softmax_scale, std::int64_t num_threads) {
-    PreparedForward(problem, metadata, dtype, q.second, k.second, v.second, out.second)
-        .run(q.first, k.first, v.first, sinks, out.first, lse, softmax_scale, num_threads);
-}
-
-void cpu_backward(const Problem& problem, const Words& metadata, const std::string& dtype, const ArrayRef& q,
-                  const ArrayRef& k, const ArrayRef& v, const ArrayRef& dout, const ArrayRef& attn_out,
-                  std::uintptr_t lse, std::uintptr_t dlse, std::uintptr_t sinks, const ArrayRef& dq, const ArrayRef& dk,
-                  const ArrayRef& dv, std::uintptr_t dsinks, double softmax_scale, std::int64_t num_threads) {
-    PreparedBackward(problem, metadata, dtype, q.second, k.second, v.second, dout.second, attn_out.second, dq.second,
-                     dk.second, dv.second)
-        .run(q.first, k.first, v.first, dout.first, attn_out.first, lse, dlse, sinks, dq.first, dk.first, dv.first,
-             dsinks, softmax_scale, num_threads);
-}
-
 }  // namespace
 
 void bind_cpu(py::module_& m) {
-    m.def("cpu_forward", &cpu_forward, "Attention; see fag_kernel.abi.forward.");
-    m.def("cpu_backward", &cpu_backward, "Gradient of attention; see fag_kernel.abi.backward.");
     // The problem, argument 2, lives as long as what was prepared for it.
     py::class_<PreparedForward>(m, "PreparedForward", "See fag_kernel.abi.prepare_forward.")
         .def(py::init<const Problem&, const Words&, const std::string&, const Strides&, const Strides&, const Strides&,

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Strides = tuple[int, int, int]
-_ArrayRef = tuple[int, _Strides]
 
 class Problem:
     def __init__(
@@ -115,40 +114,6 @@ def decode_key(key: int, /) -> _KeyFields: ...
 def why_invalid_key(key: int, /) -> str: ...
 def valid_keys() -> list[int]: ...
 def tiling_data_fields() -> list[tuple[str, int, str]]: ...
-def cpu_forward(
-    problem: Problem,
-    metadata: NDArray[np.int32],
-    dtype: str,
-    q: _ArrayRef,
-    k: _ArrayRef,
-    v: _ArrayRef,
-    sinks_ptr: int,
-    out: _ArrayRef,
-    lse_ptr: int,
-    softmax_scale: float,
-    num_threads: int,
-    /,
-) -> None: ...
-def cpu_backward(
-    problem: Problem,
-    metadata: NDArray[np.int32],
-    dtype: str,
-    q: _ArrayRef,
-    k: _ArrayRef,
-    v: _ArrayRef,
-    dout: _ArrayRef,
-    attn_out: _ArrayRef,
-    lse_ptr: int,
-    dlse_ptr: int,
-    sinks_ptr: int,
-    dq: _ArrayRef,
-    dk: _ArrayRef,
-    dv: _ArrayRef,
-    dsinks_ptr: int,
-    softmax_scale: float,
-    num_threads: int,
-    /,
-) -> None: ...
 
 class PreparedForward:
     def __init__(

@@ -118,9 +118,8 @@ def forward(
     Raises:
         ValueError: A range in the metadata does not fit the problem; nothing was written.
     """
-    _native.cpu_forward(
-        native_problem(problem), metadata, dtype, q, k, v, sinks_ptr, out, lse_ptr, softmax_scale, num_threads
-    )
+    run = prepare_forward(problem, metadata, dtype, q[1], k[1], v[1], out[1])
+    run(q[0], k[0], v[0], sinks_ptr, out[0], lse_ptr, softmax_scale, num_threads)
 
 
 def backward(
@@ -167,9 +166,12 @@ def backward(
     Raises:
         ValueError: A range in the metadata does not fit the problem; nothing was written.
     """
-    _native.cpu_backward(
-        native_problem(problem), metadata, dtype, q, k, v, dout, attn_out, lse_ptr, dlse_ptr, sinks_ptr,
-        dq, dk, dv, dsinks_ptr, softmax_scale, num_threads,
+    run = prepare_backward(
+        problem, metadata, dtype, q[1], k[1], v[1], dout[1], attn_out[1], dq[1], dk[1], dv[1]
+    )
+    run(
+        q[0], k[0], v[0], dout[0], attn_out[0], lse_ptr, dlse_ptr, sinks_ptr, dq[0], dk[0], dv[0], dsinks_ptr,
+        softmax_scale, num_threads,
     )  # fmt: skip
 
 

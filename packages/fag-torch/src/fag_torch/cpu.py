@@ -186,7 +186,8 @@ def _forward(
     if run is None:
         q, k, v = _with_rows(q), _with_rows(k), _with_rows(v)
         words = call.metadata(op, metadata, is_grad=is_grad)
-        strides = [*(_strides(t, call.axes) for t in (q, k, v)), call.out_strides]
+        strides = [_strides(t, call.axes) for t in (q, k, v)]
+        strides.append(contiguous_strides(call.out_shape, call.axes_out))
         with naming(op):
             run = abi.prepare_forward(call.problem, words, call.dtype, *strides)
         if is_usual:

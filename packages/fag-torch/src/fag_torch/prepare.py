@@ -55,7 +55,6 @@ class Prepared:
         axes: Axes (b, s, n) of q, k and v; see AXES.
         axes_out: Axes (b, s, n) of the output and of its gradient.
         out_shape: Shape of the output.
-        out_strides: Element strides (b, s, n) of the output, which is contiguous.
         lse_shape: (b, n1, s1), or (n1, t1) for TND.
         default_scale: 1/sqrt(D).
         forward: What `fag_kernel.abi.prepare_forward` gives for contiguous tensors and our own metadata, once
@@ -74,7 +73,6 @@ class Prepared:
         "forward",
         "lse_shape",
         "out_shape",
-        "out_strides",
         "problem",
         "routed",
     )
@@ -86,7 +84,6 @@ class Prepared:
         self.axes = AXES[problem.layout]
         self.axes_out = AXES[out_layout]
         self.out_shape, self.lse_shape = output_shapes(problem, out_layout)
-        self.out_strides = contiguous_strides(self.out_shape, self.axes_out)
         self.default_scale = 1.0 / math.sqrt(problem.d)
         self.forward: Callable[..., None] | None = None
         self.backward: Callable[..., None] | None = None
